@@ -1,0 +1,57 @@
+# make serve   everything from nothing: environment, build, default model, server on http://127.0.0.1:8080
+# make test    the same set-up, then every test          make check   format, lint, types, stubs, layers
+# make build   the native modules, after a change in _native; only what changed is compiled
+# make wheel   sdist and wheel into dist/                make clean   removes what was built, keeps .venv and vendor
+#
+# CMAKE_ARGS reaches llama.cpp: CMAKE_ARGS="-DGGML_CUDA=ON" make build
+# SERVE_ARGS reaches the server: make serve SERVE_ARGS="-m model.gguf -c 4096 --port 9000"
+
+PYTHON     ?= python3
+SERVE_ARGS ?=
+TEST_ARGS  ?=
+VENV       := .venv
+BIN        := $(VENV)/bin
+
+.PHONY: serve test check build wheel clean
+
+serve: build
+	@$(BIN)/llamaserve serve $(SERVE_ARGS)
+
+test: build $(VENV)/.test-ready
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: build $(VENV)/.test-ready $(VENV)/.check-ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest llamaserve._engine llamaserve._hot --allowlist tests/stubtest_allowlist.txt
+	$(BIN)/python -m pytest tests/unit/test_layers.py
+
+# Runs every time; CMake and pip find out themselves what is to do.
+build: $(VENV)/.build-ready
+	@$(BIN)/python -m pip install $(or $(VERBOSE),--quiet) --no-build-isolation --editable . || \
+	  { echo "llamaserve: the build failed; 'make build VERBOSE=-v' shows all of it" >&2; exit 1; }
+
+wheel: $(VENV)/.test-ready
+	$(BIN)/python -m build
+
+$(VENV)/.venv-ready:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "llamaserve: Python 3.10 or later is needed, %s is %d.%d; set PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
+	@$(PYTHON) -m venv $(VENV) || { echo "llamaserve: cannot make a virtual environment; on Debian: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.build-ready: pyproject.toml $(VENV)/.venv-ready
+	@$(BIN)/python -m pip install --quiet --group build
+	@touch $@
+
+$(VENV)/.test-ready: pyproject.toml $(VENV)/.venv-ready
+	@$(BIN)/python -m pip install --quiet --group test
+	@touch $@
+
+$(VENV)/.check-ready: pyproject.toml $(VENV)/.venv-ready
+	@$(BIN)/python -m pip install --quiet --group check
+	@touch $@
+
+clean:
+	rm -rf build dist *.egg-info llamaserve/_engine.*.so llamaserve/_hot.*.so

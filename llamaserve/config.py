@@ -1,0 +1,161 @@
+"""Options of the engine, the scheduler and the HTTP server: one frozen dataclass each, checked once. Any thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llamaserve.errors import ConfigError, UnknownOption
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
+
+
+class Profile(enum.Enum):
+    """What the context is tuned for."""
+
+    SHARED = "shared"
+    """One KV pool for all sequences, flash attention where it helps: fastest."""
+    PARITY = "parity"
+    """Split KV, no flash attention, prompt pieces computed alone: a sequence's tokens do not depend on who runs
+    beside it, where the model's kernels allow it. For identity tests."""
+
+
+class FlashAttention(enum.Enum):
+    """Flash attention: llama.cpp decides, always, never."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the native engine needs to load a model. Raises ConfigError when a value cannot work."""
+
+    model_path: Path
+    n_ctx: int = 8192
+    """Tokens over all slots; llama.cpp rounds it up to a multiple of 256."""
+    n_slots: int = 4
+    """Sequences that run at the same time."""
+    n_batch: int = 2048
+    """Most tokens in one native call."""
+    n_ubatch: int = 512
+    """Most tokens in one computed graph."""
+    n_threads: int = 0
+    """Threads that decode single tokens; 0 = one for each usable core."""
+    n_threads_batch: int = 0
+    """Threads for more than one row; 0 = as n_threads."""
+    n_gpu_layers: int = 99
+    """Layers put on a GPU, if the build has a GPU backend."""
+    flash_attention: FlashAttention = FlashAttention.AUTO
+    use_mmap: bool = True
+    use_mlock: bool = False
+    check_tensors: bool = False
+    """Check the weights for invalid values while loading."""
+    swa_full: bool = False
+    """Keep every token of a sliding-window model, not only its window."""
+    profile: Profile = Profile.SHARED
+
+    def __post_init__(self) -> None:
+        _check_at_least("n_ctx", self.n_ctx, 1)
+        _check_between("n_slots", self.n_slots, 1, MAX_SEQUENCES)
+        _check_at_least("n_batch", self.n_batch, 1)
+        _check_at_least("n_ubatch", self.n_ubatch, 1)
+        _check_between("n_threads", self.n_threads, 0, 1024)
+        _check_between("n_threads_batch", self.n_threads_batch, 0, 1024)
+        _check_at_least("n_gpu_layers", self.n_gpu_layers, 0)
+        if self.n_ctx > 2**31 - 256:
+            raise ConfigError(f"n_ctx is {self.n_ctx}: it must be at most {2**31 - 256}")
+
+    @property
+    def threads(self) -> int:
+        """n_threads with 0 resolved."""
+        return self.n_threads or usable_cores()
+
+    @property
+    def threads_batch(self) -> int:
+        """n_threads_batch with 0 resolved."""
+        return self.n_threads_batch or self.threads
+
+    @property
+    def flash_attention_mode(self) -> FlashAttention:
+        """The mode the context gets: the parity profile has none."""
+        return FlashAttention.OFF if self.profile is Profile.PARITY else self.flash_attention
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How requests wait and how a step is filled. Raises ConfigError when a value cannot work."""
+
+    max_queue: int = 64
+    """Requests that may wait for a slot; 0 = no limit."""
+    prefill_chunk: int = 512
+    """Most prompt tokens of one sequence in a step; 0 = up to n_batch."""
+    mixed_step: bool = True
+    """Whether prompt pieces share a step with decode rows and with each other. Off in the parity profile."""
+
+    def __post_init__(self) -> None:
+        _check_at_least("max_queue", self.max_queue, 0)
+        _check_at_least("prefill_chunk", self.prefill_chunk, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpConfig:
+    """Where and how the HTTP server listens. Raises ConfigError when a value cannot work."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """0 lets the system choose a free port."""
+    alias: str | None = None
+    """The model name shown to clients; None = the model file's name without its ending."""
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Largest request body."""
+
+    def __post_init__(self) -> None:
+        _check_between("port", self.port, 0, 65535)
+        _check_at_least("max_body_bytes", self.max_body_bytes, 1024)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) or 1
+    return os.cpu_count() or 1
+
+
+ConfigT = TypeVar("ConfigT")
+
+
+def split_options(options: Mapping[str, Any], *configs: type) -> list[dict[str, Any]]:
+    """Sort options by the config that has a field of that name, one dict per config.
+
+    Raises UnknownOption, with the closest name, for an option no config has.
+    """
+    fields = [{f.name for f in dataclasses.fields(config)} for config in configs]
+    known = sorted(set().union(*fields))
+    parts: list[dict[str, Any]] = [{} for _ in configs]
+    for name, value in options.items():
+        for part, names in zip(parts, fields, strict=True):
+            if name in names:
+                part[name] = value
+                break
+        else:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise UnknownOption(name, close[0] if close else None)
+    return parts
+
+
+def _check_at_least(name: str, value: int, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least {low}")
+
+
+def _check_between(name: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigError(f"{name} is {value!r}: it must be a whole number from {low} to {high}")

@@ -1,0 +1,173 @@
+"""What a request is and what comes back: plain values that cross every layer. Any thread; knows no HTTP, no engine."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llamaserve.errors import BadRequest, BadSampler, LlamaServeError
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back, so it is bounded
+SEED_MAX = 2**32 - 2  # 2**32 - 1 is llama.cpp's LLAMA_DEFAULT_SEED, "draw one"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn from the logits. Defaults and order are llama.cpp's own (common/common.h).
+
+    The chain: logit bias, penalties, top_k, top_p, min_p, temperature, draw. A temperature of 0 takes the
+    most likely token after bias and penalties.
+
+    Raises BadSampler when a value is outside its range.
+    """
+
+    temperature: float = 0.8
+    """0 to 100; 0 is greedy."""
+    top_k: int = 40
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 0.95
+    """Keep the smallest set of tokens with this much probability; 1 keeps all."""
+    min_p: float = 0.05
+    """Drop tokens less likely than this fraction of the most likely one; 0 drops none."""
+    seed: int | None = None
+    """0 to 2**32 - 2; None draws one for each request."""
+    repeat_penalty: float = 1.0
+    """Above 1 makes repeated tokens less likely; 1 is off."""
+    repeat_last_n: int = 64
+    """Tokens the penalties look back, prompt included; 0 turns the penalties off."""
+    frequency_penalty: float = 0.0
+    """-2 to 2, times the count of a token in the window."""
+    presence_penalty: float = 0.0
+    """-2 to 2, once for a token in the window."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id to a value added to its logit, -100 to 100; -inf forbids it."""
+    ignore_eos: bool = False
+    """Forbid every end-of-generation token, so that the length alone ends the text."""
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("repeat_penalty", self.repeat_penalty, 0.01, 100.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_int_range("top_k", self.top_k, 0, 2**31 - 1)
+        _check_int_range("repeat_last_n", self.repeat_last_n, 0, 2**16)
+        if self.seed is not None:
+            _check_int_range("seed", self.seed, 0, SEED_MAX)
+        for token, bias in self.logit_bias.items():
+            if not (bias == -math.inf or (math.isfinite(bias) and -100.0 <= bias <= 100.0)):
+                raise BadSampler("logit_bias", {token: bias}, "a number from -100 to 100, or -inf")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the chain needs the history of tokens."""
+        return self.repeat_last_n > 0 and (
+            self.repeat_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+        )
+
+
+def _check_range(name: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:  # type: ignore[operator]
+        raise BadSampler(name, value, f"a number from {low:g} to {high:g}")
+
+
+def _check_int_range(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise BadSampler(name, value, f"a whole number from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue.
+
+    Raises BadRequest when max_tokens is below 1 or a stop string is empty or too long.
+    """
+
+    request_id: str
+    """Unique among the requests that run or wait."""
+    prompt: tuple[int, ...]
+    """Token ids; the scheduler checks them against the vocabulary and the context."""
+    max_tokens: int | None = None
+    """At least 1; None goes on until the model ends or the context is full."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are not part of it."""
+    sampling: SamplingParams = SamplingParams()
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise BadRequest(f"max_tokens is {self.max_tokens}: it must be at least 1", "max_tokens")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise BadRequest(f"stop has {len(self.stop)} strings: at most {MAX_STOP_STRINGS} are allowed", "stop")
+        for text in self.stop:
+            if not text or len(text) > MAX_STOP_LENGTH:
+                raise BadRequest(
+                    f"a stop string has {len(text)} characters: it must have 1 to {MAX_STOP_LENGTH}", "stop"
+                )
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended well (E8)."""
+
+    EOS = "eos"
+    STOP_SEQUENCE = "stop_sequence"
+    LENGTH = "length"
+    CONTEXT_EXHAUSTED = "context_exhausted"
+
+    @property
+    def openai(self) -> str:
+        """The word OpenAI's API has for it: "stop" or "length"."""
+        return "stop" if self in (FinishReason.EOS, FinishReason.STOP_SEQUENCE) else "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds, measured on the scheduler thread from submission."""
+
+    queue_s: float
+    """Submission to a slot."""
+    prefill_s: float
+    """Slot to the first token."""
+    decode_s: float
+    """First to last token."""
+
+    @property
+    def ttft_s(self) -> float:
+        """Submission to the first token."""
+        return self.queue_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New text of a request, valid UTF-8; may be empty while text is held back for a stop string."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """The token ids behind this delta, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request is done; always the last event of a request that did not fail."""
+
+    reason: FinishReason
+    stop_sequence: str | None
+    """The stop string that ended the text."""
+    prompt_tokens: int
+    completion_tokens: int
+    """Tokens drawn, without an end-of-generation token."""
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ended with an error; always its last event."""
+
+    error: LlamaServeError
+
+
+Event = TextDelta | Finished | Failed
