@@ -1,0 +1,33 @@
+// ChatTemplate: rendering releases the GIL.
+#include <pybind11/stl.h>
+
+#include "chat_template.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace llamaserve {
+
+void register_chat_template(py::module_ & m) {
+    py::class_<ChatTemplate>(m, "ChatTemplate", "A chat template ready to render; immutable, any thread.")
+        .def(py::init([](std::shared_ptr<Model> model, const std::string & source) {
+                 const py::gil_scoped_release release;
+                 return std::make_unique<ChatTemplate>(std::move(model), source);
+             }),
+             py::arg("model"), py::arg("source") = "",
+             "`source` replaces the model's own template. Raises BadTemplate when it does not parse.")
+        .def(
+            "render",
+            [](const ChatTemplate & self, const std::string & messages_json, bool add_generation_prompt) {
+                RenderedChat rendered;
+                {
+                    const py::gil_scoped_release release;
+                    rendered = self.render(messages_json, add_generation_prompt);
+                }
+                return py::make_tuple(rendered.prompt, rendered.stops);
+            },
+            py::arg("messages_json"), py::kw_only(), py::arg("add_generation_prompt"),
+            "(prompt, stop strings) for a JSON array of OpenAI messages. Raises BadTemplate.");
+}
+
+}  // namespace llamaserve

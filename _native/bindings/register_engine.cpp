@@ -1,0 +1,151 @@
+// Engine: plans in, rows out. Waiting for the worker, and anything that touches memory, releases the GIL.
+#include <pybind11/stl.h>
+
+#include "engine.h"
+#include "error.h"
+#include "register.h"
+
+namespace py = pybind11;
+
+namespace llamaserve {
+namespace {
+
+// A token id too large for llama_token must not wrap around into a valid one.
+std::vector<llama_token> to_tokens(const py::sequence & values, int32_t n_vocab) {
+    std::vector<llama_token> tokens;
+    tokens.reserve(values.size());
+    for (const py::handle value : values) {
+        const auto token = value.cast<int64_t>();
+        if (token < 0 || token >= n_vocab) {
+            throw BadTokenError(token, n_vocab);
+        }
+        tokens.push_back((llama_token) token);
+    }
+    return tokens;
+}
+
+// (decode ids, [(seq_id, tokens, is_last), …]) as native.py sends it.
+StepPlan to_plan(const Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces) {
+    StepPlan plan;
+    plan.decode = std::move(decode);
+    for (const py::handle item : pieces) {
+        const auto piece = item.cast<py::tuple>();
+        plan.pieces.push_back({piece[0].cast<llama_seq_id>(),
+                               to_tokens(piece[1].cast<py::sequence>(), engine.model()->n_vocab()),
+                               piece[2].cast<bool>()});
+    }
+    return plan;
+}
+
+SamplerSpec to_sampler_spec(float temperature, int32_t top_k, float top_p, float min_p, std::optional<uint32_t> seed,
+                            float repeat_penalty, int32_t repeat_last_n, float frequency_penalty,
+                            float presence_penalty, bool ignore_eos,
+                            const std::vector<std::pair<int64_t, float>> & logit_bias, int32_t n_vocab) {
+    SamplerSpec spec;
+    spec.temperature       = temperature;
+    spec.top_k             = top_k;
+    spec.top_p             = top_p;
+    spec.min_p             = min_p;
+    spec.seed              = seed.value_or(LLAMA_DEFAULT_SEED);
+    spec.repeat_penalty    = repeat_penalty;
+    spec.repeat_last_n     = repeat_last_n;
+    spec.frequency_penalty = frequency_penalty;
+    spec.presence_penalty  = presence_penalty;
+    spec.ignore_eos        = ignore_eos;
+    for (const auto & [token, bias] : logit_bias) {
+        if (token < 0 || token >= n_vocab) {
+            throw BadTokenError(token, n_vocab);
+        }
+        spec.logit_bias.push_back({(llama_token) token, bias});
+    }
+    return spec;
+}
+
+ContextOptions to_context_options(int64_t n_ctx, int32_t n_slots, int32_t n_batch, int32_t n_ubatch, int32_t n_threads,
+                                  int32_t n_threads_batch, int32_t flash_attention, bool kv_unified, bool swa_full) {
+    return {n_ctx,           n_slots,    n_batch, n_ubatch, n_threads, n_threads_batch,
+            (llama_flash_attn_type) flash_attention, kv_unified, swa_full};
+}
+
+}  // namespace
+
+void register_engine(py::module_ & m) {
+    py::class_<ContextOptions>(m, "ContextOptions", "Sizes and modes of a context, unchecked.")
+        .def(py::init(&to_context_options), py::kw_only(), py::arg("n_ctx"), py::arg("n_slots"), py::arg("n_batch"),
+             py::arg("n_ubatch"), py::arg("n_threads"), py::arg("n_threads_batch"), py::arg("flash_attention"),
+             py::arg("kv_unified"), py::arg("swa_full"),
+             "flash_attention: -1 lets llama.cpp decide, 0 off, 1 on.");
+
+    m.def(
+        "context_bytes_per_token",
+        [](Model & model, const ContextOptions & options) {
+            const py::gil_scoped_release release;
+            return context_bytes_per_token(model, options);
+        },
+        py::arg("model"), py::arg("options"),
+        "Bytes of memory a further token of n_ctx costs, measured on two small contexts.");
+
+    py::class_<Engine>(m, "Engine", "A model with its context and worker; one caller thread.")
+        .def(py::init([](std::shared_ptr<Model> model, const ContextOptions & options) {
+                 const py::gil_scoped_release release;
+                 return std::make_unique<Engine>(std::move(model), options);
+             }),
+             py::arg("model"), py::arg("options"), "Create and warm up a context. Raises ModelLoad.")
+        .def_property_readonly("n_ctx", [](const Engine & engine) { return engine.sizes().n_ctx; })
+        .def_property_readonly("n_ctx_seq", [](const Engine & engine) { return engine.sizes().n_ctx_seq; })
+        .def_property_readonly("n_batch", [](const Engine & engine) { return engine.sizes().n_batch; })
+        .def_property_readonly("n_ubatch", [](const Engine & engine) { return engine.sizes().n_ubatch; })
+        .def_property_readonly("n_slots", [](const Engine & engine) { return engine.sizes().n_slots; })
+        .def(
+            "open",
+            [](Engine & engine, llama_seq_id seq_id, float temperature, int32_t top_k, float top_p, float min_p,
+               std::optional<uint32_t> seed, float repeat_penalty, int32_t repeat_last_n, float frequency_penalty,
+               float presence_penalty, bool ignore_eos, const std::vector<std::pair<int64_t, float>> & logit_bias) {
+                const SamplerSpec spec =
+                    to_sampler_spec(temperature, top_k, top_p, min_p, seed, repeat_penalty, repeat_last_n,
+                                    frequency_penalty, presence_penalty, ignore_eos, logit_bias,
+                                    engine.model()->n_vocab());
+                const py::gil_scoped_release release;
+                engine.open(seq_id, spec);
+            },
+            py::arg("seq_id"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
+            py::arg("min_p"), py::arg("seed").none(true), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
+            py::arg("frequency_penalty"), py::arg("presence_penalty"), py::arg("ignore_eos"), py::arg("logit_bias"),
+            "Start an empty sequence with a sampler of its own. Raises EngineError, BadToken.")
+        .def("close", &Engine::close, py::arg("seq_id"), py::call_guard<py::gil_scoped_release>(),
+             "Forget a sequence; whether it was open.")
+        .def(
+            "submit",
+            [](Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
+               std::shared_ptr<CancelFlag> flag) {
+                return engine.submit(to_plan(engine, std::move(decode), pieces), std::move(flag));
+            },
+            py::arg("decode"), py::arg("pieces"), py::arg("flag").none(true) = nullptr,
+            "Start a step; its ticket. `pieces` are (seq_id, tokens, is_last). Raises EngineError, BadToken.")
+        .def("collect", &Engine::collect, py::arg("ticket"), py::call_guard<py::gil_scoped_release>(),
+             "Wait for the step; one output a row. Raises EngineError.")
+        .def(
+            "batch_eval_sample",
+            [](Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
+               std::shared_ptr<CancelFlag> flag) {
+                StepPlan plan = to_plan(engine, std::move(decode), pieces);
+                const py::gil_scoped_release release;
+                return engine.batch_eval_sample(std::move(plan), std::move(flag));
+            },
+            py::arg("decode"), py::arg("pieces"), py::arg("flag").none(true) = nullptr,
+            "Submit and collect: decode, sample, detokenise and check for the end, all rows in one call.")
+        .def("memory_seq_cp", &Engine::memory_seq_cp, py::arg("source"), py::arg("target"), py::arg("start") = 0,
+             py::arg("end") = -1, py::call_guard<py::gil_scoped_release>(),
+             "Add the cells of [start, end) of one sequence to another, by metadata. Raises EngineError.")
+        .def("memory_seq_rm", &Engine::memory_seq_rm, py::arg("seq_id"), py::arg("start") = 0, py::arg("end") = -1,
+             py::call_guard<py::gil_scoped_release>(),
+             "Remove the cells of [start, end); False where the memory cannot forget just that. Raises EngineError.")
+        .def("memory_seq_length", &Engine::memory_seq_length, py::arg("seq_id"),
+             py::call_guard<py::gil_scoped_release>(), "Tokens of a sequence in memory. Raises EngineError.")
+        .def("used_cells", &Engine::used_cells, py::call_guard<py::gil_scoped_release>(),
+             "KV cells held by open sequences.")
+        .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>(),
+             "Free the context; may be called twice.");
+}
+
+}  // namespace llamaserve

@@ -1,0 +1,41 @@
+#include "chat_template.h"
+
+#include "error.h"
+
+namespace llamaserve {
+namespace {
+
+constexpr size_t max_template_bytes = 256 * 1024;  // llama.cpp's Jinja has no limit of its own
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(std::shared_ptr<Model> model, const std::string & source) : model_(std::move(model)) {
+    const std::string text = source.empty() ? model_->chat_template().value_or("") : source;
+    if (text.empty()) {
+        throw TemplateError("the model has no chat template");
+    }
+    if (text.size() > max_template_bytes) {
+        throw TemplateError("the chat template has " + std::to_string(text.size()) + " bytes, the limit is " +
+                            std::to_string(max_template_bytes));
+    }
+    try {
+        templates_ = common_chat_templates_init(model_->get(), source);
+    } catch (const std::exception & error) {
+        throw TemplateError(std::string("the chat template does not parse: ") + error.what());
+    }
+}
+
+RenderedChat ChatTemplate::render(const std::string & messages_json, bool add_generation_prompt) const {
+    try {
+        common_chat_templates_inputs inputs;
+        inputs.messages              = common_chat_msgs_parse_oaicompat(common_json::parse(messages_json));
+        inputs.add_generation_prompt = add_generation_prompt;
+        inputs.force_pure_content    = true;  // without tools nothing needs the costly analysis of the template
+        const common_chat_params params = common_chat_templates_apply(templates_.get(), inputs);
+        return {params.prompt, params.additional_stops};
+    } catch (const std::exception & error) {
+        throw TemplateError(std::string("the chat template cannot render these messages: ") + error.what());
+    }
+}
+
+}  // namespace llamaserve

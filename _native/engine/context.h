@@ -1,0 +1,29 @@
+// Sizes of a llama_context: checked before llama.cpp sees them, because it aborts the process on some.
+#pragma once
+
+#include <cstdint>
+
+#include "llama_handles.h"
+#include "model.h"
+
+namespace llamaserve {
+
+struct ContextOptions {
+    int64_t               n_ctx           = 8192;  // over all sequences
+    int32_t               n_slots         = 4;
+    int32_t               n_batch         = 2048;
+    int32_t               n_ubatch        = 512;
+    int32_t               n_threads       = 1;
+    int32_t               n_threads_batch = 1;
+    llama_flash_attn_type flash_attention = LLAMA_FLASH_ATTN_TYPE_AUTO;
+    bool                  kv_unified      = true;
+    bool                  swa_full        = false;
+};
+
+// Throws ModelLoadError when the sizes cannot work or llama.cpp refuses them.
+ContextHandle make_context(Model & model, const ContextOptions & options);
+
+// Bytes of context memory a further token of n_ctx costs, measured on two small contexts; 0 where it does not grow.
+int64_t context_bytes_per_token(Model & model, const ContextOptions & options);
+
+}  // namespace llamaserve

@@ -1,0 +1,130 @@
+// A model with its context: open sequences, run steps on the worker, close them.
+//
+// Threads: one caller (the scheduler thread) and one worker. Sequences and memory are touched by the worker while a
+// step is outstanding and by the caller otherwise; every public call but `submit` and `collect` waits for the step
+// first, so the two never meet. libllama aborts the process on bad input: everything is checked before the call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "batch.h"
+#include "cancel_flag.h"
+#include "context.h"
+#include "llama_handles.h"
+#include "model.h"
+#include "sampler.h"
+#include "step.h"
+#include "worker.h"
+
+namespace llamaserve {
+
+struct ContextSizes {
+    int64_t n_ctx;      // KV cells over all sequences
+    int64_t n_ctx_seq;  // most tokens of one sequence
+    int32_t n_batch;
+    int32_t n_ubatch;
+    int32_t n_slots;
+};
+
+class Engine {
+public:
+    // Creates the context and runs one token through it, so that the first request finds everything warm.
+    // Throws ModelLoadError.
+    Engine(std::shared_ptr<Model> model, const ContextOptions & options);
+    ~Engine();
+
+    const std::shared_ptr<Model> & model() const { return model_; }
+    ContextSizes                   sizes() const { return sizes_; }
+
+    // Start an empty sequence. Throws EngineError if the id is open or out of range, BadTokenError for a bias.
+    void open(llama_seq_id seq_id, const SamplerSpec & spec);
+    // Forget a sequence and free its cells; whether it was open.
+    bool close(llama_seq_id seq_id);
+
+    // Start a step on the worker. Throws EngineError or BadTokenError, and starts nothing, for a plan that breaks a rule.
+    int64_t submit(StepPlan plan, std::shared_ptr<CancelFlag> flag);
+    // Wait for the step; one output a row, in plan order. Throws EngineError for a ticket that is not outstanding.
+    std::vector<RowOutput> collect(int64_t ticket);
+    // The fused step: decode, sample, detokenise and the end-of-generation check of all rows in one call.
+    std::vector<RowOutput> batch_eval_sample(StepPlan plan, std::shared_ptr<CancelFlag> flag) {
+        return collect(submit(std::move(plan), std::move(flag)));
+    }
+
+    // Add the cells of [from, to) of one sequence to another, which must hold none there; to < 0 is the end. Metadata
+    // only. Throws EngineError where llama.cpp cannot: a part of a sequence in split KV or in recurrent memory.
+    void memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to);
+    // Remove the cells of [from, to); false, and nothing changed, where the memory cannot forget just that part.
+    bool memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to);
+    // Tokens of a sequence whose state the memory holds.
+    int64_t memory_seq_length(llama_seq_id seq_id);
+
+    // KV cells held by open sequences.
+    int64_t used_cells();
+
+    // Free context and model; later calls throw EngineDownError. May be called twice.
+    void shutdown();
+
+private:
+    struct Sequence {
+        SamplerHandle              sampler;
+        bool                       reads_prompt = false;  // its sampler counts prompt tokens too
+        llama_pos                  n_past       = 0;      // tokens in memory
+        std::optional<llama_token> drawn;                 // the last token drawn, not in memory yet
+    };
+    // A token of the running step and the row it belongs to.
+    struct Entry {
+        llama_token token;
+        llama_pos   pos;
+        size_t      row;
+        bool        output;
+    };
+
+    // --- caller thread ---
+    void       check_up() const;
+    void       check_plan(const StepPlan & plan) const;
+    Sequence & check_row(llama_seq_id seq_id, std::vector<bool> & seen) const;
+    void       check_memory_id(llama_seq_id seq_id) const;
+    void       wait_for_step();
+    void       warm_up();
+
+    // --- worker thread ---
+    void run_step();
+    void lay_out_rows();
+    void decode_range(size_t begin, size_t end);
+    void halve(size_t begin, size_t end);
+    int  call_decode();
+    void commit();
+    void draw_token(int32_t batch_index, size_t row);
+    void fail_row(size_t row, RowError error, const std::string & message);
+    void fail_range(size_t begin, size_t end, const std::string & message);
+    void abort_pending_rows();
+
+    bool       is_slot(llama_seq_id seq_id) const { return seq_id >= 0 && seq_id < sizes_.n_slots; }
+    Sequence & sequence(size_t row) { return *sequences_[outputs_[row].seq_id]; }
+
+    std::shared_ptr<Model>                 model_;
+    ContextOptions                         options_;
+    ContextHandle                          ctx_;
+    llama_memory_t                         memory_ = nullptr;
+    ContextSizes                           sizes_{};
+    std::vector<std::unique_ptr<Sequence>> sequences_;  // by id; null = not open
+    std::string                            lost_;       // why the context is unusable; empty = it is fine
+
+    // --- the step in flight ---
+    StepPlan                    plan_;
+    std::shared_ptr<CancelFlag> flag_;
+    std::vector<Entry>          entries_;
+    std::vector<RowOutput>      outputs_;
+    std::vector<size_t>         batch_entries_;  // batch index -> entry
+    std::unique_ptr<Batch>      batch_;
+    int64_t                     ticket_         = 0;
+    bool                        is_outstanding_ = false;
+
+    std::unique_ptr<Worker> worker_;  // last: it stops before what it uses goes away
+};
+
+}  // namespace llamaserve

@@ -1,0 +1,40 @@
+// The exceptions of the engine. The bindings turn each into its twin of llamaserve/errors.py.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace llamaserve {
+
+// The caller broke the contract of a call, or the engine cannot go on.
+struct EngineError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// The model file or the context cannot be used.
+struct ModelLoadError : EngineError {
+    using EngineError::EngineError;
+};
+
+// The context was lost to an exception inside llama.cpp, or the engine was shut down.
+struct EngineDownError : EngineError {
+    using EngineError::EngineError;
+};
+
+// A token id outside the vocabulary.
+struct BadTokenError : std::runtime_error {
+    BadTokenError(int64_t token, int32_t n_vocab)
+        : std::runtime_error("token " + std::to_string(token) + " is outside the vocabulary"),
+          token(token), n_vocab(n_vocab) {}
+
+    int64_t token;
+    int32_t n_vocab;
+};
+
+// A chat template that does not parse, or cannot render these messages.
+struct TemplateError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+}  // namespace llamaserve

@@ -1,0 +1,52 @@
+#include "gguf_summary.h"
+
+#include "error.h"
+#include "llama_handles.h"
+#include "llama_log.h"
+
+namespace llamaserve {
+namespace {
+
+GgufValue scalar(const gguf_context * gguf, int64_t key) {
+    switch (gguf_get_kv_type(gguf, key)) {
+        case GGUF_TYPE_UINT8:   return (uint64_t) gguf_get_val_u8(gguf, key);
+        case GGUF_TYPE_INT8:    return (int64_t) gguf_get_val_i8(gguf, key);
+        case GGUF_TYPE_UINT16:  return (uint64_t) gguf_get_val_u16(gguf, key);
+        case GGUF_TYPE_INT16:   return (int64_t) gguf_get_val_i16(gguf, key);
+        case GGUF_TYPE_UINT32:  return (uint64_t) gguf_get_val_u32(gguf, key);
+        case GGUF_TYPE_INT32:   return (int64_t) gguf_get_val_i32(gguf, key);
+        case GGUF_TYPE_UINT64:  return (uint64_t) gguf_get_val_u64(gguf, key);
+        case GGUF_TYPE_INT64:   return (int64_t) gguf_get_val_i64(gguf, key);
+        case GGUF_TYPE_FLOAT32: return (double) gguf_get_val_f32(gguf, key);
+        case GGUF_TYPE_FLOAT64: return gguf_get_val_f64(gguf, key);
+        case GGUF_TYPE_BOOL:    return gguf_get_val_bool(gguf, key);
+        case GGUF_TYPE_STRING:  return std::string(gguf_get_val_str(gguf, key));
+        default:                return std::string();
+    }
+}
+
+}  // namespace
+
+GgufSummary read_gguf(const std::string & path) {
+    take_llama_log();
+    const GgufHandle gguf(gguf_init_from_file(path.c_str(), {/* no_alloc */ true, /* ctx */ nullptr}));
+    if (!gguf) {
+        throw ModelLoadError(with_llama_log(path + " is not a readable GGUF file"));
+    }
+    GgufSummary summary;
+    for (int64_t key = 0; key < gguf_get_n_kv(gguf.get()); key++) {
+        const std::string name = gguf_get_key(gguf.get(), key);
+        if (gguf_get_kv_type(gguf.get(), key) == GGUF_TYPE_ARRAY) {
+            summary.metadata.emplace(name + "[]", (uint64_t) gguf_get_arr_n(gguf.get(), key));
+        } else {
+            summary.metadata.emplace(name, scalar(gguf.get(), key));
+        }
+    }
+    summary.n_tensors = gguf_get_n_tensors(gguf.get());
+    for (int64_t tensor = 0; tensor < summary.n_tensors; tensor++) {
+        summary.tensors_bytes += gguf_get_tensor_size(gguf.get(), tensor);
+    }
+    return summary;
+}
+
+}  // namespace llamaserve

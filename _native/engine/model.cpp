@@ -1,0 +1,183 @@
+#include "model.h"
+
+#include <limits>
+
+#include "error.h"
+#include "llama_log.h"
+
+namespace llamaserve {
+namespace {
+
+// Reads a string with snprintf semantics: the call returns the length it wanted.
+template <typename Read> std::optional<std::string> read_text(const Read & read) {
+    std::string buffer(256, '\0');
+    int32_t length = read(buffer.data(), buffer.size());
+    if (length >= (int32_t) buffer.size()) {
+        buffer.resize(length + 1);
+        length = read(buffer.data(), buffer.size());
+    }
+    if (length < 0) {
+        return std::nullopt;
+    }
+    buffer.resize(length);
+    return buffer;
+}
+
+llama_load_mode load_mode(const ModelOptions & options) {
+    if (options.header_only) {
+        return LLAMA_LOAD_MODE_NONE;
+    }
+    if (options.use_mmap) {
+        return options.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP;
+    }
+    return options.use_mlock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE;
+}
+
+// What this engine cannot run, in words, or nothing.
+std::optional<std::string> unsupported(const llama_model * model) {
+    if (llama_vocab_type(llama_model_get_vocab(model)) == LLAMA_VOCAB_TYPE_NONE) {
+        return "it has no vocabulary";
+    }
+    if (llama_model_has_encoder(model) || !llama_model_has_decoder(model)) {
+        return "it has an encoder; only decoder models generate text here";
+    }
+    if (llama_model_is_diffusion(model)) {
+        return "it is a diffusion model; only autoregressive models generate text here";
+    }
+    return std::nullopt;
+}
+
+}  // namespace
+
+std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::function<bool(float)> & on_progress) {
+    take_llama_log();
+    struct Progress {
+        const std::function<bool(float)> & callback;
+        bool                               cancelled = false;
+    } progress{on_progress};
+
+    llama_model_params params = llama_model_default_params();
+    params.n_gpu_layers       = options.n_gpu_layers;
+    params.load_mode          = load_mode(options);
+    params.check_tensors      = options.check_tensors;
+    params.no_alloc           = options.header_only;
+    if (on_progress) {
+        params.progress_callback = [](float done, void * data) {
+            auto * state     = static_cast<Progress *>(data);
+            state->cancelled = state->cancelled || !state->callback(done);
+            return !state->cancelled;
+        };
+        params.progress_callback_user_data = &progress;
+    }
+
+    ModelHandle handle(llama_model_load_from_file(options.path.c_str(), params));
+    if (progress.cancelled) {
+        throw ModelLoadError("loading " + options.path + " was cancelled");
+    }
+    if (!handle) {
+        throw ModelLoadError(with_llama_log("llama.cpp cannot load " + options.path));
+    }
+    if (const auto reason = unsupported(handle.get())) {
+        throw ModelLoadError(options.path + " cannot be served: " + *reason);
+    }
+    return std::shared_ptr<Model>(new Model(std::move(handle)));
+}
+
+Model::Model(ModelHandle handle) : handle_(std::move(handle)) {
+    for (llama_token token = 0; token < n_vocab(); token++) {
+        if (llama_vocab_is_eog(vocab(), token)) {
+            eog_tokens_.push_back(token);
+        }
+    }
+}
+
+std::string Model::architecture() const {
+    const auto name = read_text([&](char * buffer, size_t size) {
+        return llama_model_meta_val_str(handle_.get(), "general.architecture", buffer, size);
+    });
+    return name.value_or("unknown");
+}
+
+std::string Model::description() const {
+    const auto text =
+        read_text([&](char * buffer, size_t size) { return llama_model_desc(handle_.get(), buffer, size); });
+    return text.value_or("");
+}
+
+std::map<std::string, std::string> Model::metadata() const {
+    std::map<std::string, std::string> pairs;
+    const int32_t count = llama_model_meta_count(handle_.get());
+    for (int32_t i = 0; i < count; i++) {
+        const auto key = read_text([&](char * buffer, size_t size) {
+            return llama_model_meta_key_by_index(handle_.get(), i, buffer, size);
+        });
+        const auto value = read_text([&](char * buffer, size_t size) {
+            return llama_model_meta_val_str_by_index(handle_.get(), i, buffer, size);
+        });
+        if (key && value) {
+            pairs.emplace(*key, *value);
+        }
+    }
+    return pairs;
+}
+
+std::optional<std::string> Model::chat_template() const {
+    const char * text = llama_model_chat_template(handle_.get(), nullptr);
+    if (text == nullptr || *text == '\0') {
+        return std::nullopt;
+    }
+    return std::string(text);
+}
+
+MemoryKind Model::memory() const {
+    if (llama_model_is_recurrent(handle_.get())) {
+        return MemoryKind::recurrent;
+    }
+    if (llama_model_is_hybrid(handle_.get())) {
+        return MemoryKind::hybrid;
+    }
+    return llama_model_n_swa(handle_.get()) > 0 ? MemoryKind::sliding_window : MemoryKind::kv;
+}
+
+void Model::check_token(int64_t token) const {
+    if (!has_token(token)) {
+        throw BadTokenError(token, n_vocab());
+    }
+}
+
+bool Model::is_eog(int64_t token) const {
+    check_token(token);
+    return llama_vocab_is_eog(vocab(), (llama_token) token);
+}
+
+void Model::append_piece(int64_t token, bool special, std::string & bytes) const {
+    check_token(token);
+    char          buffer[64];
+    const int32_t length =
+        llama_token_to_piece(vocab(), (llama_token) token, buffer, sizeof(buffer), 0, special);
+    if (length >= 0) {
+        bytes.append(buffer, length);
+        return;
+    }
+    const size_t start = bytes.size();
+    bytes.resize(start - length);
+    llama_token_to_piece(vocab(), (llama_token) token, &bytes[start], -length, 0, special);
+}
+
+std::vector<llama_token> Model::tokenize(const std::string & text, bool add_special, bool parse_special) const {
+    if (text.size() > (size_t) std::numeric_limits<int32_t>::max() / 2) {
+        throw EngineError("a text of " + std::to_string(text.size()) + " bytes is too long to tokenise");
+    }
+    std::vector<llama_token> tokens(text.size() / 3 + 16);
+    int32_t count = llama_tokenize(vocab(), text.data(), (int32_t) text.size(), tokens.data(),
+                                   (int32_t) tokens.size(), add_special, parse_special);
+    if (count < 0) {
+        tokens.resize(-count);
+        count = llama_tokenize(vocab(), text.data(), (int32_t) text.size(), tokens.data(), (int32_t) tokens.size(),
+                               add_special, parse_special);
+    }
+    tokens.resize(count < 0 ? 0 : count);
+    return tokens;
+}
+
+}  // namespace llamaserve

@@ -1,0 +1,62 @@
+// A model file in memory, and what it says about itself. Immutable after load; any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llama_handles.h"
+
+namespace llamaserve {
+
+enum class MemoryKind { kv, sliding_window, recurrent, hybrid };
+
+struct ModelOptions {
+    std::string path;
+    int32_t     n_gpu_layers  = 99;
+    bool        use_mmap      = true;
+    bool        use_mlock     = false;
+    bool        check_tensors = false;
+    bool        header_only   = false;  // read what the file says, not the weights: for questions, not for a context
+};
+
+class Model {
+public:
+    // `on_progress` gets 0..1 on the calling thread; returning false stops the load. Throws ModelLoadError.
+    static std::shared_ptr<Model> load(const ModelOptions & options, const std::function<bool(float)> & on_progress);
+
+    const llama_model * get() const { return handle_.get(); }
+    llama_model *       get() { return handle_.get(); }
+    const llama_vocab * vocab() const { return llama_model_get_vocab(handle_.get()); }
+
+    std::string                        architecture() const;
+    std::string                        description() const;
+    std::map<std::string, std::string> metadata() const;
+    std::optional<std::string>         chat_template() const;
+    MemoryKind                         memory() const;
+
+    // --- vocabulary; all of these throw BadTokenError for an id outside it ---
+    int32_t n_vocab() const { return llama_vocab_n_tokens(vocab()); }
+    bool    has_token(int64_t token) const { return token >= 0 && token < n_vocab(); }
+    bool    is_eog(int64_t token) const;
+    // Every token that ends a generation.
+    const std::vector<llama_token> & eog_tokens() const { return eog_tokens_; }
+    // Appends the bytes of the token to `bytes`.
+    void append_piece(int64_t token, bool special, std::string & bytes) const;
+
+    std::vector<llama_token> tokenize(const std::string & text, bool add_special, bool parse_special) const;
+
+private:
+    explicit Model(ModelHandle handle);
+
+    void check_token(int64_t token) const;
+
+    ModelHandle              handle_;
+    std::vector<llama_token> eog_tokens_;
+};
+
+}  // namespace llamaserve

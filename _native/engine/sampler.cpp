@@ -1,0 +1,61 @@
+#include "sampler.h"
+
+#include <cmath>
+
+#include "error.h"
+
+namespace llamaserve {
+namespace {
+
+// Biases of the request, and a ban on every end-of-generation token where asked for.
+std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model & model) {
+    std::vector<llama_logit_bias> biases = spec.logit_bias;
+    for (const llama_logit_bias & bias : biases) {
+        if (!model.has_token(bias.token)) {
+            throw BadTokenError(bias.token, model.n_vocab());
+        }
+    }
+    if (spec.ignore_eos) {
+        for (const llama_token token : model.eog_tokens()) {
+            biases.push_back({token, -INFINITY});
+        }
+    }
+    return biases;
+}
+
+}  // namespace
+
+SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model) {
+    const std::vector<llama_logit_bias> biases = all_biases(spec, model);
+
+    llama_sampler_chain_params params = llama_sampler_chain_default_params();
+    params.no_perf                    = true;
+    SamplerHandle chain(llama_sampler_chain_init(params));
+    const auto add = [&](llama_sampler * sampler) { llama_sampler_chain_add(chain.get(), sampler); };
+
+    if (!biases.empty()) {
+        add(llama_sampler_init_logit_bias(model.n_vocab(), (int32_t) biases.size(), biases.data()));
+    }
+    if (spec.has_penalties()) {
+        add(llama_sampler_init_penalties(model.n_vocab(), spec.repeat_last_n, spec.repeat_penalty,
+                                         spec.frequency_penalty, spec.presence_penalty));
+    }
+    if (spec.temperature <= 0.0f) {
+        add(llama_sampler_init_greedy());
+        return chain;
+    }
+    if (spec.top_k > 0) {
+        add(llama_sampler_init_top_k(spec.top_k));
+    }
+    if (spec.top_p < 1.0f) {
+        add(llama_sampler_init_top_p(spec.top_p, 1));
+    }
+    if (spec.min_p > 0.0f) {
+        add(llama_sampler_init_min_p(spec.min_p, 1));
+    }
+    add(llama_sampler_init_temp(spec.temperature));
+    add(llama_sampler_init_dist(spec.seed));
+    return chain;
+}
+
+}  // namespace llamaserve

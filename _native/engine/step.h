@@ -1,0 +1,52 @@
+// Plain values that cross between the scheduler and the worker.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llama.h"
+
+namespace llamaserve {
+
+// Consecutive prompt tokens of one sequence, following those already computed.
+struct PromptPiece {
+    llama_seq_id             seq_id;
+    std::vector<llama_token> tokens;
+    bool                     is_last;  // the prompt ends here: draw the first token
+};
+
+// One step: decode rows first, then prompt pieces.
+struct StepPlan {
+    std::vector<llama_seq_id> decode;  // these feed the token they drew last
+    std::vector<PromptPiece>  pieces;
+
+    size_t n_tokens() const {
+        size_t count = decode.size();
+        for (const PromptPiece & piece : pieces) {
+            count += piece.tokens.size();
+        }
+        return count;
+    }
+};
+
+enum class RowError {
+    none,
+    context_full,  // no KV cell left, even alone; the sequence keeps what it had
+    decode,        // llama.cpp failed on it; the sequence is cleared and must be closed
+    aborted,       // the step's flag stopped it; the sequence must be closed
+};
+
+// What a step did for one row.
+struct RowOutput {
+    static constexpr llama_token no_token = -1;
+
+    llama_seq_id seq_id = 0;
+    llama_token  token  = no_token;
+    bool         is_eog = false;
+    RowError     error  = RowError::none;
+    std::string  piece;    // bytes of the token; empty for a control token
+    std::string  message;  // what went wrong
+};
+
+}  // namespace llamaserve

@@ -1,0 +1,248 @@
+"""llama.cpp behind the engine seam. Scheduler thread, but for ``vocab``, ``chat_template`` and a step's flag.
+
+The work happens in ``llamaserve._engine``: one native worker thread decodes, samples and detokenises without the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+# ggml_abort would fork a debugger for a backtrace; nothing of ours reaches it, and a forked server is worse.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+from llamaserve import _engine
+from llamaserve._engine import CancelFlag
+from llamaserve.chat.template import RenderedChat
+from llamaserve.config import EngineConfig, FlashAttention, Profile
+from llamaserve.engine.memory_check import available_bytes, check_context_fits
+from llamaserve.engine.port import (
+    MemoryKind,
+    ModelInfo,
+    RowOutput,
+    SequenceSpec,
+    StepFlag,
+    StepPlan,
+    Ticket,
+)
+from llamaserve.errors import BadRequest, BadTemplate, EngineError, ModelLoad
+
+LLAMA_CPP_VERSION: str = _engine.llama_cpp_version
+"""Version and commit of the llama.cpp inside."""
+
+_GGUF_MAGIC = b"GGUF"
+_FLASH_ATTENTION = {FlashAttention.AUTO: -1, FlashAttention.OFF: 0, FlashAttention.ON: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSummary:
+    """What a GGUF file says without its weights being read."""
+
+    architecture: str
+    n_tensors: int
+    size_bytes: int
+    """Size of the file."""
+    n_params: int
+    n_ctx_train: int
+    """Tokens of context the model was trained for."""
+    description: str
+    """llama.cpp's one line: family, size, quantisation."""
+    memory: MemoryKind
+    chat_template: str | None
+    metadata: Mapping[str, str | int | float | bool]
+    """Scalar pairs; an array ``key`` is left out and its length stands under ``key[]``."""
+
+
+class NativeVocabulary:
+    """The model's vocabulary. Any thread; long texts release the GIL."""
+
+    def __init__(self, model: _engine.Model) -> None:
+        self._model = model
+        self.n_tokens: int = model.n_tokens
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text. Raises BadRequest when the text is not valid Unicode (a lone surrogate)."""
+        try:
+            data = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadRequest(
+                f"the text is not valid Unicode: a lone surrogate stands at character {error.start}", "prompt"
+            ) from error
+        return self._model.tokenize(data, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
+        """Bytes of the tokens. Raises BadToken."""
+        return self._model.detokenize(tokens, special=special)
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation. Raises BadToken."""
+        return self._model.is_eog(token)
+
+
+class NativeChatTemplate:
+    """The model's chat template, rendered by llama.cpp. Any thread."""
+
+    def __init__(self, template: _engine.ChatTemplate) -> None:
+        self._template = template
+
+    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
+        """Render OpenAI-shaped messages. Raises BadTemplate."""
+        try:
+            data = msgspec.json.encode(messages)
+        except (UnicodeEncodeError, msgspec.MsgspecError) as error:
+            raise BadTemplate(f"the messages are not valid Unicode text: {error}") from error
+        prompt, stops = self._template.render(data, add_generation_prompt=add_generation_prompt)
+        return RenderedChat(prompt, tuple(stops))
+
+
+class NativeEngine:
+    """A GGUF model with one llama.cpp context."""
+
+    def __init__(self, model: _engine.Model, engine: _engine.Engine, template: NativeChatTemplate | None) -> None:
+        self._engine = engine
+        self.chat_template = template
+        self.vocab = NativeVocabulary(model)
+        self.info = ModelInfo(
+            architecture=model.architecture,
+            description=model.description,
+            size_bytes=model.size_bytes,
+            n_params=model.n_params,
+            n_ctx_train=model.n_ctx_train,
+            n_embd=model.n_embd,
+            n_vocab=model.n_tokens,
+            memory=MemoryKind(model.memory),
+            n_ctx=engine.n_ctx,
+            n_ctx_seq=engine.n_ctx_seq,
+            n_batch=engine.n_batch,
+            n_ubatch=engine.n_ubatch,
+            n_slots=engine.n_slots,
+            chat_template=model.chat_template,
+            metadata=model.metadata,
+        )
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Callable[[float], bool] | None = None) -> NativeEngine:
+        """Load a model and create its context.
+
+        ``progress`` gets 0.0 to 1.0 while the weights load; returning False stops. Raises ModelLoad, or ConfigError
+        when the context does not fit into memory.
+        """
+        check_gguf_file(config.model_path)
+        model = _engine.Model.load(
+            str(config.model_path),
+            n_gpu_layers=config.n_gpu_layers,
+            use_mmap=config.use_mmap,
+            use_mlock=config.use_mlock,
+            check_tensors=config.check_tensors,
+            progress=progress,
+        )
+        options = _engine.ContextOptions(
+            n_ctx=config.n_ctx,
+            n_slots=config.n_slots,
+            n_batch=config.n_batch,
+            n_ubatch=config.n_ubatch,
+            n_threads=config.threads,
+            n_threads_batch=config.threads_batch,
+            flash_attention=_FLASH_ATTENTION[config.flash_attention_mode],
+            kv_unified=config.profile is not Profile.PARITY,
+            swa_full=config.swa_full,
+        )
+        _check_memory(model, options, config.n_ctx)
+        engine = _engine.Engine(model, options)
+        template = NativeChatTemplate(_engine.ChatTemplate(model)) if model.chat_template else None
+        return cls(model, engine, template)
+
+    def open(self, spec: SequenceSpec) -> None:
+        """Start an empty sequence. Raises EngineError, BadToken."""
+        sampling = spec.sampling
+        self._engine.open(
+            spec.seq_id,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            repeat_penalty=sampling.repeat_penalty,
+            repeat_last_n=sampling.repeat_last_n,
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            ignore_eos=sampling.ignore_eos,
+            logit_bias=list(sampling.logit_bias.items()),
+        )
+
+    def submit(self, plan: StepPlan, flag: StepFlag | None = None) -> Ticket:
+        """Hand a step to the worker. Raises EngineError, BadToken."""
+        if flag is not None and not isinstance(flag, CancelFlag):
+            raise EngineError(f"the flag of a step is a CancelFlag, not {type(flag).__name__}")
+        pieces = [(piece.seq_id, piece.tokens, piece.is_last) for piece in plan.pieces]
+        return Ticket(self._engine.submit(plan.decode, pieces, flag))
+
+    def collect(self, ticket: Ticket) -> Sequence[RowOutput]:
+        """Wait for the step; the GIL is free meanwhile."""
+        return self._engine.collect(ticket)
+
+    def step(self, plan: StepPlan, flag: StepFlag | None = None) -> Sequence[RowOutput]:
+        """``collect(submit(plan))``."""
+        return self.collect(self.submit(plan, flag))
+
+    def new_flag(self) -> CancelFlag:
+        """A flag for one step."""
+        return CancelFlag()
+
+    def close(self, seq_id: int) -> bool:
+        """Forget the sequence; whether it was open."""
+        return self._engine.close(seq_id)
+
+    def used_cells(self) -> int:
+        """KV cells held by open sequences."""
+        return self._engine.used_cells()
+
+    def shutdown(self) -> None:
+        """Free the context."""
+        self._engine.shutdown()
+
+
+def check_gguf_file(path: Path) -> None:
+    """Raise ModelLoad, naming the file, when it is missing, unreadable, a folder or no GGUF."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except FileNotFoundError:
+        raise ModelLoad(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise ModelLoad(f"{path} is a folder: name the .gguf file in it") from None
+    except OSError as error:
+        raise ModelLoad(f"{path} cannot be read: {error.strerror}") from error
+    if start != _GGUF_MAGIC:
+        raise ModelLoad(f"{path} is not a GGUF file: it starts with {start!r}, not {_GGUF_MAGIC!r}")
+
+
+def read_gguf(path: Path) -> GgufSummary:
+    """What a GGUF file says, without reading its weights. Raises ModelLoad, also for a model that cannot be served."""
+    check_gguf_file(path)
+    metadata, n_tensors, _ = _engine.read_gguf(str(path))
+    model = _engine.Model.inspect(str(path))
+    return GgufSummary(
+        architecture=model.architecture,
+        n_tensors=n_tensors,
+        size_bytes=path.stat().st_size,
+        n_params=model.n_params,
+        n_ctx_train=model.n_ctx_train,
+        description=model.description,
+        memory=MemoryKind(model.memory),
+        chat_template=model.chat_template,
+        metadata=metadata,
+    )
+
+
+def _check_memory(model: _engine.Model, options: _engine.ContextOptions, n_ctx: int) -> None:
+    available = available_bytes()
+    # Nearly every context is far below the limit: two bytes each for K and V, as wide as the model, in every layer, is
+    # more than any has without asking.
+    upper_bound = n_ctx * model.n_layers * model.n_embd * 4
+    if available is not None and upper_bound > available // 2:
+        check_context_fits(n_ctx, _engine.context_bytes_per_token(model, options), available)

@@ -1,0 +1,185 @@
+"""The engine seam: what the scheduler may ask of a model, and nothing else.
+
+Two engines speak it: ``engine.native`` (llama.cpp) and ``engine.fake`` (scripted, for tests). The scheduler thread
+calls; the real engine runs the work on its one native worker. Laws, tested on both engines:
+
+- ``step(p)`` is ``collect(submit(p))``; one ticket is outstanding at most.
+- Output rows come back in plan order: the decode rows, then the prompt pieces.
+- A bad row fails alone: its output carries an error, the other rows are as if it had not been there.
+- One sequence is a batch of one; there is no second path.
+- A decode row names a sequence, not a token: the engine holds the last token it drew.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NewType, Protocol
+
+from llamaserve.request import SamplingParams
+
+Ticket = NewType("Ticket", int)
+
+
+class MemoryKind(enum.Enum):
+    """What the model keeps of a sequence, decided once at load by the model's nature."""
+
+    KV = "kv"
+    SLIDING_WINDOW = "sliding_window"
+    RECURRENT = "recurrent"
+    HYBRID = "hybrid"
+
+
+class RowError(enum.Enum):
+    """Why a row of a step failed."""
+
+    CONTEXT_FULL = "context_full"
+    """No KV cell left for it, even alone; the sequence keeps what it had."""
+    DECODE = "decode"
+    """llama.cpp failed on it; the sequence is cleared and must be closed."""
+    ABORTED = "aborted"
+    """The step's CancelFlag stopped it; the sequence keeps the tokens computed before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """What ``open`` needs to know about a sequence."""
+
+    seq_id: int
+    """0 to n_slots - 1, not open."""
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    """Consecutive prompt tokens of one sequence, following those already computed."""
+
+    seq_id: int
+    tokens: Sequence[int]
+    """At least one token id."""
+    is_last: bool
+    """Whether the prompt ends here: then the row draws the first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One native call: decode rows first, then prompt pieces; at most ``n_batch`` tokens."""
+
+    decode: Sequence[int] = ()
+    """Sequence ids that decode the token they drew last."""
+    pieces: Sequence[PromptPiece] = ()
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the step."""
+        return len(self.decode) + len(self.pieces)
+
+
+class RowOutput(Protocol):
+    """What a step did for one row. Implemented by the native module and by the fake."""
+
+    @property
+    def seq_id(self) -> int: ...
+    @property
+    def token(self) -> int | None:
+        """The token drawn; None for a piece that is not the last, and on error."""
+
+    @property
+    def is_eog(self) -> bool:
+        """Whether that token ends the generation."""
+
+    @property
+    def piece(self) -> bytes:
+        """The bytes the token stands for; maybe a part of a character, empty for a control token."""
+
+    @property
+    def error(self) -> RowError | None: ...
+    @property
+    def message(self) -> str:
+        """What went wrong, for the error."""
+
+
+class StepFlag(Protocol):
+    """Stops a running step from another thread; the native one is ``CancelFlag``."""
+
+    def set(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the model file says, and the sizes the context really has."""
+
+    architecture: str
+    description: str
+    """llama.cpp's one-line description: family, size, quantisation."""
+    size_bytes: int
+    n_params: int
+    n_ctx_train: int
+    n_embd: int
+    n_vocab: int
+    memory: MemoryKind
+    n_ctx: int
+    """KV cells of the context, over all sequences."""
+    n_ctx_seq: int
+    """Most tokens one sequence may hold."""
+    n_batch: int
+    n_ubatch: int
+    n_slots: int
+    chat_template: str | None
+    metadata: dict[str, str] = field(default_factory=dict)
+    """Scalar key-value pairs of the GGUF."""
+
+
+class Vocabulary(Protocol):
+    """Text to tokens and back. Any thread; the native one releases the GIL."""
+
+    @property
+    def n_tokens(self) -> int: ...
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text; ``parse_special`` reads control tokens such as ``<|im_end|>`` written in it."""
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
+        """Bytes of the tokens; ``special`` writes control tokens out. Raises BadToken."""
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation. Raises BadToken."""
+
+
+class Engine(Protocol):
+    """A loaded model with its context. Scheduler thread only, but for ``vocab`` and a step's flag."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+    @property
+    def vocab(self) -> Vocabulary: ...
+
+    def open(self, spec: SequenceSpec) -> None:
+        """Start an empty sequence with a sampler of its own. Raises EngineError if the id is open or out of range,
+        BadToken if a logit bias names a token outside the vocabulary."""
+
+    def submit(self, plan: StepPlan, flag: StepFlag | None = None) -> Ticket:
+        """Hand a step to the worker and return at once.
+
+        Raises EngineError, and submits nothing, when a ticket is outstanding, the plan is empty, holds more than
+        ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty or has a token outside
+        the vocabulary, or a decode row has drawn no token yet.
+        """
+
+    def collect(self, ticket: Ticket) -> Sequence[RowOutput]:
+        """Wait for the step; one output for each row, in plan order."""
+
+    def step(self, plan: StepPlan, flag: StepFlag | None = None) -> Sequence[RowOutput]:
+        """``collect(submit(plan))``."""
+
+    def new_flag(self) -> StepFlag:
+        """A flag for one step."""
+
+    def close(self, seq_id: int) -> bool:
+        """Forget the sequence and free its cells; whether it was open. Never fails."""
+
+    def used_cells(self) -> int:
+        """KV cells held by open sequences (tokens computed, for memories without cells)."""
+
+    def shutdown(self) -> None:
+        """Free the model; the engine is unusable afterwards. Never fails, may be called twice."""
