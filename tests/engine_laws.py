@@ -1,0 +1,245 @@
+"""The laws every engine obeys (``engine.port``), each a function of an engine with 3 or more slots, none of them open.
+
+Run on the fake engine in tests/unit and on the real one in tests/native. Texts are drawn greedily, so an engine must
+give a sequence the same tokens whatever runs beside it: the real one needs the parity profile and a model for which
+that holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan, Ticket
+from llamaserve.errors import BadToken, EngineError
+from llamaserve.request import SamplingParams
+
+Law = Callable[[Engine], None]
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
+TEXTS = ("The capital of France is", "Once upon a time there was", "1 2 3 4 5 6 7")
+N_TOKENS = 6
+
+
+def prompt_of(engine: Engine, index: int = 0) -> tuple[int, ...]:
+    """Tokens of one of the test texts."""
+    return tuple(engine.vocab.tokenize(TEXTS[index], add_special=True, parse_special=False))
+
+
+def start(engine: Engine, seq_id: int, index: int = 0, sampling: SamplingParams = GREEDY) -> int:
+    """Open a sequence and compute its whole prompt; the first token."""
+    engine.open(SequenceSpec(seq_id, sampling))
+    (row,) = engine.step(StepPlan(pieces=[PromptPiece(seq_id, prompt_of(engine, index), is_last=True)]))
+    return token_of(row)
+
+
+def token_of(row: RowOutput) -> int:
+    """The token of a row that worked."""
+    assert row.error is None, row.message
+    assert row.token is not None
+    return row.token
+
+
+def alone(engine: Engine, index: int, sampling: SamplingParams = GREEDY, seq_id: int = 0) -> list[int]:
+    """The tokens a test text gets when nothing runs beside it."""
+    tokens = [start(engine, seq_id, index, sampling)]
+    while len(tokens) < N_TOKENS:
+        (row,) = engine.step(StepPlan(decode=[seq_id]))
+        tokens.append(token_of(row))
+    engine.close(seq_id)
+    return tokens
+
+
+def together(engine: Engine, seq_ids: Sequence[int]) -> list[list[int]]:
+    """The tokens of running sequences, decoded side by side."""
+    tokens: list[list[int]] = [[] for _ in seq_ids]
+    for _ in range(N_TOKENS - 1):
+        for got, row in zip(tokens, engine.step(StepPlan(decode=seq_ids)), strict=True):
+            got.append(token_of(row))
+    return tokens
+
+
+def refuses(engine: Engine, plan: StepPlan) -> bool:
+    """Whether the engine refuses a plan."""
+    try:
+        engine.submit(plan)
+    except (EngineError, BadToken):
+        return True
+    return False
+
+
+def a_step_is_a_submit_and_its_collect(engine: Engine) -> None:
+    """E13."""
+    whole = alone(engine, 0)
+    split = [start(engine, 0)]
+    while len(split) < N_TOKENS:
+        (row,) = engine.collect(engine.submit(StepPlan(decode=[0]), engine.new_flag()))
+        split.append(token_of(row))
+    assert split == whole
+
+
+def one_ticket_is_outstanding_at_most(engine: Engine) -> None:
+    """A second submit is refused and the first is collected as if it had not been there."""
+    start(engine, 0)
+    ticket = engine.submit(StepPlan(decode=[0]))
+    with pytest.raises(EngineError):
+        engine.submit(StepPlan(decode=[0]))
+    assert [row.seq_id for row in engine.collect(ticket)] == [0]
+    with pytest.raises(EngineError):
+        engine.collect(ticket)
+
+
+def an_unknown_ticket_is_refused(engine: Engine) -> None:
+    """A ticket that was never given out."""
+    with pytest.raises(EngineError):
+        engine.collect(Ticket(2**31 - 1))
+
+
+def rows_come_back_in_plan_order(engine: Engine) -> None:
+    """E3: decode rows, then prompt pieces, whatever their ids."""
+    start(engine, 2)
+    start(engine, 1, 1)
+    engine.open(SequenceSpec(0, GREEDY))
+    rows = engine.step(StepPlan(decode=[2, 1], pieces=[PromptPiece(0, prompt_of(engine, 2), is_last=True)]))
+    assert [row.seq_id for row in rows] == [2, 1, 0]
+
+
+def a_sequence_gets_the_same_tokens_beside_others(engine: Engine) -> None:
+    """E4, E20: one sequence is a batch of one."""
+    expected = [alone(engine, index) for index in range(3)]
+    firsts = [start(engine, seq_id, seq_id) for seq_id in range(3)]
+    got = [[first, *rest] for first, rest in zip(firsts, together(engine, [0, 1, 2]), strict=True)]
+    assert got == expected
+
+
+def a_fresh_sequence_has_a_fresh_sampler(engine: Engine) -> None:
+    """S40: the same seed draws the same tokens again, in the same sequence id and in another."""
+    first = alone(engine, 0, SEEDED)
+    assert alone(engine, 0, SEEDED) == first
+    assert alone(engine, 0, SEEDED, seq_id=1) == first
+
+
+def only_the_last_piece_draws(engine: Engine) -> None:
+    """S62."""
+    prompt = prompt_of(engine)
+    engine.open(SequenceSpec(0, GREEDY))
+    (row,) = engine.step(StepPlan(pieces=[PromptPiece(0, prompt[:3], is_last=False)]))
+    assert (row.token, row.error, row.is_eog, row.piece) == (None, None, False, b"")
+    (row,) = engine.step(StepPlan(pieces=[PromptPiece(0, prompt[3:], is_last=True)]))
+    token_of(row)
+
+
+def a_row_says_what_its_token_means(engine: Engine) -> None:
+    """The piece and the end mark are those of the vocabulary."""
+    start(engine, 0)
+    (row,) = engine.step(StepPlan(decode=[0]))
+    token = token_of(row)
+    assert row.piece == engine.vocab.detokenize([token], special=False)
+    assert row.is_eog == engine.vocab.is_eog(token)
+
+
+def a_decode_row_takes_one_cell(engine: Engine) -> None:
+    """E12; the token drawn last has no cell."""
+    start(engine, 0)
+    assert engine.used_cells() == len(prompt_of(engine))
+    engine.step(StepPlan(decode=[0]))
+    assert engine.used_cells() == len(prompt_of(engine)) + 1
+
+
+def closing_frees_the_cells(engine: Engine) -> None:
+    """``close`` says whether the sequence was open, and may be called again or with any number."""
+    start(engine, 0)
+    assert engine.close(0)
+    assert engine.used_cells() == 0
+    assert not engine.close(0)
+    assert not engine.close(-1)
+    assert not engine.close(engine.info.n_slots)
+
+
+def a_bad_open_is_refused(engine: Engine) -> None:
+    """K26: an open id, ids out of range, a bias on a token that is not there."""
+    engine.open(SequenceSpec(0, GREEDY))
+    for seq_id in (0, -1, engine.info.n_slots):
+        with pytest.raises(EngineError):
+            engine.open(SequenceSpec(seq_id, GREEDY))
+    with pytest.raises(BadToken):
+        engine.open(SequenceSpec(1, SamplingParams(logit_bias={engine.info.n_vocab: 1.0})))
+    assert not engine.close(1)
+
+
+def a_bad_plan_is_refused_and_changes_nothing(engine: Engine) -> None:
+    """E10, K26, K126: every bad row raises; the sequences go on as if the plan had not been handed in."""
+    expected = [alone(engine, index) for index in range(2)]
+    firsts = [start(engine, 0, 0), start(engine, 1, 1)]
+    engine.open(SequenceSpec(2, GREEDY))
+    used = engine.used_cells()
+    prompt = prompt_of(engine)
+    n_batch = engine.info.n_batch
+    bad_plans = {
+        "empty": StepPlan(),
+        "decode twice": StepPlan(decode=[0, 0]),
+        "decode and piece": StepPlan(decode=[0], pieces=[PromptPiece(0, prompt, is_last=True)]),
+        "not open": StepPlan(decode=[0, engine.info.n_slots]),
+        "negative id": StepPlan(decode=[-1]),
+        "nothing drawn": StepPlan(decode=[0, 2]),
+        "empty piece": StepPlan(decode=[0], pieces=[PromptPiece(2, (), is_last=True)]),
+        "token too large": StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, engine.info.n_vocab), is_last=True)]),
+        "token negative": StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, -1), is_last=True)]),
+        "too many tokens": StepPlan(decode=[0], pieces=[PromptPiece(2, (prompt[0],) * n_batch, is_last=True)]),
+    }
+    for name, plan in bad_plans.items():
+        assert refuses(engine, plan), f"a bad plan was taken: {name}"
+    assert engine.used_cells() == used
+    got = [[first, *rest] for first, rest in zip(firsts, together(engine, [0, 1]), strict=True)]
+    assert got == expected
+
+
+def a_flag_stops_its_step_only(engine: Engine) -> None:
+    """S56: rows of a stopped step are computed or aborted, never half; the next step is as ever."""
+    expected = alone(engine, 0)
+    engine.open(SequenceSpec(1, GREEDY))
+    flag = engine.new_flag()
+    flag.set()
+    (row,) = engine.step(StepPlan(pieces=[PromptPiece(1, prompt_of(engine, 1), is_last=True)]), flag)
+    assert row.error in (None, RowError.ABORTED)
+    assert (row.token is None) == (row.error is RowError.ABORTED)
+    assert engine.close(1)
+    assert engine.used_cells() == 0
+    assert alone(engine, 0) == expected
+
+
+def a_shut_down_engine_refuses(engine: Engine) -> None:
+    """``shutdown`` may be called twice; afterwards there is an error, not a crash."""
+    engine.shutdown()
+    engine.shutdown()
+    with pytest.raises(EngineError):
+        engine.open(SequenceSpec(0, GREEDY))
+
+
+LAWS: tuple[Law, ...] = (
+    a_step_is_a_submit_and_its_collect,
+    one_ticket_is_outstanding_at_most,
+    an_unknown_ticket_is_refused,
+    rows_come_back_in_plan_order,
+    a_sequence_gets_the_same_tokens_beside_others,
+    a_fresh_sequence_has_a_fresh_sampler,
+    only_the_last_piece_draws,
+    a_row_says_what_its_token_means,
+    a_decode_row_takes_one_cell,
+    closing_frees_the_cells,
+    a_bad_open_is_refused,
+    a_bad_plan_is_refused_and_changes_nothing,
+    a_flag_stops_its_step_only,
+)
+"""Leave sequences open: close every id before the next law on the same engine."""
+
+FINAL_LAWS: tuple[Law, ...] = (a_shut_down_engine_refuses,)
+"""End the engine they are given."""
+
+
+def close_all(engine: Engine) -> None:
+    """Make an engine fit for the next law."""
+    for seq_id in range(engine.info.n_slots):
+        engine.close(seq_id)

@@ -1,0 +1,147 @@
+"""What can be wrong with a model file or the sizes of a context: one clear error each, and the process goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamaserve.config import EngineConfig, Profile
+from llamaserve.engine.memory_check import check_context_fits
+from llamaserve.engine.native import NativeEngine, read_gguf
+from llamaserve.errors import BadTemplate, ConfigError, ModelLoad
+from tests.native.conftest import LoadEngine
+from tests.native.greedy import generate
+from tests.native.tiny_models import (
+    HEAD_DIM,
+    N_EMBD,
+    N_FF,
+    N_HEADS_KV,
+    N_LAYERS,
+    N_VOCAB,
+    write_dense_model,
+    write_encoder_model,
+)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """K35."""
+    with pytest.raises(ModelLoad, match=r"nowhere\.gguf: no such file"):
+        NativeEngine.load(EngineConfig(tmp_path / "nowhere.gguf"))
+
+
+def test_a_folder_is_not_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoad, match="is a folder"):
+        NativeEngine.load(EngineConfig(tmp_path))
+
+
+def test_a_text_file_is_not_a_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "letter.gguf"
+    path.write_text("Dear reader,")
+    with pytest.raises(ModelLoad, match=r"letter\.gguf is not a GGUF file: it starts with b'Dear'"):
+        NativeEngine.load(EngineConfig(path))
+    with pytest.raises(ModelLoad, match="is not a GGUF file"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize("keep", [4, 24, 400, 20_000])
+def test_a_truncated_file_is_refused(tmp_path: Path, dense_model: Path, keep: int) -> None:
+    """Cut in the magic's header, in the metadata and in the weights."""
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(dense_model.read_bytes()[:keep])
+    with pytest.raises(ModelLoad, match=r"cut\.gguf"):
+        NativeEngine.load(EngineConfig(path))
+
+
+def test_weights_cut_short_are_refused(tmp_path: Path, dense_model: Path) -> None:
+    path = tmp_path / "short.gguf"
+    path.write_bytes(dense_model.read_bytes()[:-1000])
+    with pytest.raises(ModelLoad, match=r"short\.gguf"):
+        NativeEngine.load(EngineConfig(path))
+
+
+def test_an_encoder_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoad, match="it has an encoder"):
+        NativeEngine.load(EngineConfig(write_encoder_model(tmp_path / "t5.gguf")))
+
+
+def test_a_model_without_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoad, match="vocabulary"):
+        NativeEngine.load(EngineConfig(write_dense_model(tmp_path / "mute.gguf", vocabulary=False)))
+
+
+def test_a_model_without_template_has_none(tmp_path: Path) -> None:
+    engine = NativeEngine.load(EngineConfig(write_dense_model(tmp_path / "base.gguf", chat_template=None), n_ctx=256))
+    assert engine.chat_template is None
+    engine.shutdown()
+
+
+def test_a_broken_template_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    path = write_dense_model(tmp_path / "broken.gguf", chat_template="{% for m in %}")
+    with pytest.raises(BadTemplate, match="does not parse"):
+        NativeEngine.load(EngineConfig(path, n_ctx=256))
+
+
+def test_a_load_can_be_stopped(dense_model: Path) -> None:
+    """The progress callback says when."""
+    with pytest.raises(ModelLoad, match="cancelled"):
+        NativeEngine.load(EngineConfig(dense_model), progress=lambda done: False)
+
+
+def test_progress_ends_at_one(dense_model: Path) -> None:
+    seen: list[float] = []
+    engine = NativeEngine.load(EngineConfig(dense_model, n_ctx=256), progress=lambda done: seen.append(done) is None)
+    engine.shutdown()
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_a_context_larger_than_memory_is_refused_before_it_is_allocated(dense_model: Path) -> None:
+    """K18: the message names the size asked for, the memory there is and what would fit."""
+    with pytest.raises(ConfigError, match=r"n_ctx is 2000000000: its KV cache needs .* GiB"):
+        NativeEngine.load(EngineConfig(dense_model, n_ctx=2_000_000_000))
+
+
+def test_the_check_knows_the_largest_context_that_fits() -> None:
+    check_context_fits(1000, 10, 10_000)
+    check_context_fits(10**12, 10, None)
+    with pytest.raises(ConfigError, match="at most 999 tokens fit"):
+        check_context_fits(1000, 10, 9_999)
+
+
+@pytest.mark.parametrize(("option", "value"), [("n_ctx", 0), ("n_ctx", -1), ("n_slots", 0), ("n_slots", 257)])
+def test_sizes_that_abort_llama_cpp_are_refused(dense_model: Path, option: str, value: int) -> None:
+    """K18."""
+    with pytest.raises(ConfigError, match=f"{option} is {value}"):
+        EngineConfig(dense_model, **{option: value})  # type: ignore[arg-type]  # a wrong value on purpose
+
+
+def test_a_batch_smaller_than_the_slots_is_refused(load: LoadEngine, dense_model: Path) -> None:
+    """llama.cpp aborts the process on it."""
+    with pytest.raises(ModelLoad, match="n_batch is 3: it must be at least n_slots, 4"):
+        load(dense_model, n_batch=3, n_slots=4)
+
+
+@pytest.mark.parametrize("profile", list(Profile))
+@pytest.mark.parametrize(("n_ctx", "n_slots"), [(1, 1), (1, 256), (300, 3), (256, 256)])
+def test_a_tiny_context_works_with_any_number_of_slots(
+    load: LoadEngine, dense_model: Path, n_ctx: int, n_slots: int, profile: Profile
+) -> None:
+    """The guard of n_batch and n_outputs_max against n_seq_max."""
+    engine = load(dense_model, n_ctx=n_ctx, n_slots=n_slots, profile=profile)
+    assert engine.info.n_ctx >= n_ctx
+    assert engine.info.n_ctx_seq <= engine.info.n_ctx
+    assert len(generate(engine, [1, 50, 60], 3, seq_id=n_slots - 1)) == 3
+
+
+def test_a_header_tells_what_the_model_is(dense_model: Path, recurrent_model: Path) -> None:
+    """No weights are read for it."""
+    dense = read_gguf(dense_model)
+    assert (dense.architecture, dense.n_ctx_train, dense.memory.value) == ("llama", 512, "kv")
+    attention = N_EMBD + 2 * N_EMBD * N_EMBD + 2 * N_HEADS_KV * HEAD_DIM * N_EMBD
+    feed_forward = N_EMBD + 3 * N_FF * N_EMBD
+    assert dense.n_params == 2 * N_VOCAB * N_EMBD + N_EMBD + N_LAYERS * (attention + feed_forward)
+    assert dense.chat_template is not None
+    assert dense.metadata["llama.block_count"] == 2
+    assert dense.metadata["tokenizer.ggml.tokens[]"] == 259
+    assert read_gguf(recurrent_model).memory.value == "recurrent"

@@ -1,0 +1,99 @@
+"""Vocabulary and chat template of the native engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamaserve.config import EngineConfig
+from llamaserve.engine.native import NativeEngine, NativeVocabulary
+from llamaserve.errors import BadRequest, BadTemplate, BadToken
+from tests.native.tiny_models import write_dense_model
+
+
+@pytest.fixture(scope="module")
+def engine(default_model: Path) -> NativeEngine:
+    return NativeEngine.load(EngineConfig(default_model, n_ctx=256))
+
+
+@pytest.fixture(scope="module")
+def vocab(engine: NativeEngine) -> NativeVocabulary:
+    return engine.vocab
+
+
+def test_text_survives_the_round_trip(vocab: NativeVocabulary) -> None:
+    # This vocabulary has no token for some bytes: control characters, and lead bytes of rare planes.
+    letters = st.characters(min_codepoint=0x20, max_codepoint=0x24F, exclude_categories=["Cc"])
+
+    @given(st.text(st.one_of(letters, st.sampled_from("\n\t世界日本αβγ🙂🎉€")), max_size=60))
+    def survives(text: str) -> None:
+        tokens = vocab.tokenize(text, add_special=False, parse_special=False)
+        assert vocab.detokenize(tokens, special=True).decode() == text
+
+    survives()
+
+
+def test_special_tokens_are_parsed_only_when_asked(vocab: NativeVocabulary) -> None:
+    parsed = vocab.tokenize("<|im_end|>", add_special=False, parse_special=True)
+    assert len(parsed) == 1
+    assert vocab.is_eog(parsed[0])
+    assert vocab.detokenize(parsed, special=False) == b""
+    assert vocab.detokenize(parsed, special=True) == b"<|im_end|>"
+    assert len(vocab.tokenize("<|im_end|>", add_special=False, parse_special=False)) > 1
+
+
+def test_a_zero_byte_is_text(vocab: NativeVocabulary) -> None:
+    tokens = vocab.tokenize("a\0b", add_special=False, parse_special=False)
+    assert vocab.detokenize(tokens, special=False) == b"a\0b"
+
+
+def test_a_lone_surrogate_is_refused(vocab: NativeVocabulary) -> None:
+    with pytest.raises(BadRequest, match="lone surrogate stands at character 3"):
+        vocab.tokenize("abc\ud800", add_special=False, parse_special=False)
+
+
+@pytest.mark.parametrize("token", [-1, 49152, 2**31, 2**62])
+def test_ids_outside_the_vocabulary_are_refused(vocab: NativeVocabulary, token: int) -> None:
+    """K26: llama.cpp crashes on some."""
+    with pytest.raises(BadToken):
+        vocab.detokenize([token], special=False)
+    with pytest.raises(BadToken):
+        vocab.is_eog(token)
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "7" * 300_000, " " * 300_000, "\n" * 300_000, "é" * 300_000])
+def test_a_long_run_of_one_character_does_not_exhaust_the_stack(vocab: NativeVocabulary, text: str) -> None:
+    """The regular expressions of pre-tokenisers recurse."""
+    assert vocab.tokenize(text, add_special=True, parse_special=True)
+
+
+def test_the_chat_template_renders_the_conversation(engine: NativeEngine) -> None:
+    assert engine.chat_template is not None
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi \u00e9\u4e16"}]
+    rendered = engine.chat_template.render(messages)
+    assert rendered.prompt == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi \u00e9\u4e16<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert engine.chat_template.render(messages, add_generation_prompt=False).prompt.endswith("<|im_end|>\n")
+
+
+@pytest.mark.parametrize(
+    "messages", [[{"content": "no role"}], [{"role": "user", "content": 7}], [{"role": "user", "content": "\ud800"}]]
+)
+def test_messages_that_cannot_be_rendered_are_refused(engine: NativeEngine, messages: list[dict[str, object]]) -> None:
+    assert engine.chat_template is not None
+    with pytest.raises(BadTemplate):
+        engine.chat_template.render(messages)
+
+
+def test_a_template_that_raises_is_a_request_error(tmp_path: Path) -> None:
+    """Templates say in their own words which conversations they take."""
+    path = write_dense_model(tmp_path / "strict.gguf", chat_template="{{ raise_exception('roles must alternate') }}")
+    strict = NativeEngine.load(EngineConfig(path, n_ctx=256))
+    assert strict.chat_template is not None
+    with pytest.raises(BadTemplate, match="roles must alternate"):
+        strict.chat_template.render([{"role": "user", "content": "Hi"}])
+    strict.shutdown()
