@@ -73,11 +73,12 @@ class PromptTooLong(RequestError):
 
     param = "prompt"
 
-    def __init__(self, n_prompt: int, n_ctx: int) -> None:
+    def __init__(self, n_prompt: int, n_ctx: int, *, is_at_least: bool = False) -> None:
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
+        size = f"at least {n_prompt}" if is_at_least else f"{n_prompt}"
         super().__init__(
-            f"the prompt has {n_prompt} tokens, the context holds {n_ctx} (prompt and at least 1 generated token); "
+            f"the prompt has {size} tokens, the context holds {n_ctx} (prompt and at least 1 generated token); "
             f"shorten the prompt or start the server with a larger --ctx-size"
         )
 

@@ -76,8 +76,12 @@ def _check_range(name: str, value: object, low: float, high: float) -> None:
         raise BadSampler(name, value, f"a number from {low:g} to {high:g}")
 
 
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _check_int_range(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    if not _is_int(value) or not low <= value <= high:  # type: ignore[operator]  # an int by the first half
         raise BadSampler(name, value, f"a whole number from {low} to {high}")
 
 
@@ -99,8 +103,10 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise BadRequest(f"max_tokens is {self.max_tokens}: it must be at least 1", "max_tokens")
+        if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
+            raise BadRequest(
+                f"max_tokens is {self.max_tokens!r}: it must be a whole number of at least 1", "max_tokens"
+            )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise BadRequest(f"stop has {len(self.stop)} strings: at most {MAX_STOP_STRINGS} are allowed", "stop")
         for text in self.stop:

@@ -176,25 +176,30 @@ void Engine::wait_for_step() {
 void Engine::run_step() {
     lay_out_rows();
     decode_range(0, entries_.size());
+    for (size_t row = plan_.decode.size(); row < outputs_.size(); row++) {
+        if (outputs_[row].error == RowError::none && !piece_of(row)->is_last) {
+            show_prompt(row);
+        }
+    }
 }
 
 // Turns the plan into tokens with positions, and an output for each row.
 void Engine::lay_out_rows() {
     entries_.clear();
     outputs_.clear();
+    row_starts_.clear();
     for (const llama_seq_id seq_id : plan_.decode) {
         const Sequence & sequence = *sequences_[seq_id];
+        row_starts_.push_back(sequence.n_past);
         entries_.push_back({*sequence.drawn, sequence.n_past, outputs_.size(), true});
         outputs_.emplace_back().seq_id = seq_id;
     }
     for (const PromptPiece & piece : plan_.pieces) {
-        Sequence & sequence = *sequences_[piece.seq_id];
+        const Sequence & sequence = *sequences_[piece.seq_id];
+        row_starts_.push_back(sequence.n_past);
         for (size_t i = 0; i < piece.tokens.size(); i++) {
             const bool is_output = piece.is_last && i + 1 == piece.tokens.size();
             entries_.push_back({piece.tokens[i], sequence.n_past + (llama_pos) i, outputs_.size(), is_output});
-            if (sequence.reads_prompt) {
-                llama_sampler_accept(sequence.sampler.get(), piece.tokens[i]);
-            }
         }
         outputs_.emplace_back().seq_id = piece.seq_id;
     }
@@ -276,6 +281,7 @@ void Engine::draw_token(int32_t batch_index, size_t row) {
         return;
     }
     try {
+        show_prompt(row);
         output.token  = llama_sampler_sample(owner.sampler.get(), ctx_.get(), batch_index);
         output.is_eog = model_->is_eog(output.token);
         owner.drawn   = output.token;
@@ -286,15 +292,37 @@ void Engine::draw_token(int32_t batch_index, size_t row) {
     }
 }
 
+const PromptPiece * Engine::piece_of(size_t row) const {
+    return row < plan_.decode.size() ? nullptr : &plan_.pieces[row - plan_.decode.size()];
+}
+
+// Penalties count prompt tokens too; those of a piece that is taken back must not count.
+void Engine::show_prompt(size_t row) {
+    const PromptPiece * piece = piece_of(row);
+    Sequence &          owner = sequence(row);
+    if (piece == nullptr || !owner.reads_prompt) {
+        return;
+    }
+    for (const llama_token token : piece->tokens) {
+        llama_sampler_accept(owner.sampler.get(), token);
+    }
+}
+
 void Engine::fail_row(size_t row, RowError error, const std::string & message) {
     outputs_[row].error   = error;
     outputs_[row].message = message;
-    if (error != RowError::context_full) {
-        Sequence & owner = sequence(row);
-        llama_memory_seq_rm(memory_, outputs_[row].seq_id, -1, -1);
-        owner.n_past = 0;
-        owner.drawn.reset();
+    Sequence & owner = sequence(row);
+    if (error == RowError::context_full) {
+        // A half of a piece may be in memory: the row is as before the step, so that it can be tried again.
+        if (forget_tail(outputs_[row].seq_id, row_starts_[row])) {
+            owner.n_past = row_starts_[row];
+            return;
+        }
+        outputs_[row].error = RowError::decode;
     }
+    llama_memory_seq_rm(memory_, outputs_[row].seq_id, -1, -1);
+    owner.n_past = 0;
+    owner.drawn.reset();
 }
 
 void Engine::fail_range(size_t begin, size_t end, const std::string & message) {
@@ -355,12 +383,10 @@ void Engine::memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos f
     }
 }
 
-bool Engine::memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to) {
-    const int64_t length = memory_seq_length(seq_id);
-    const bool    is_tail = to < 0 || to >= length;
-    const bool    is_open = is_slot(seq_id) && sequences_[seq_id];
-    if (is_open && !is_tail) {
-        throw EngineError("only the tail of an open sequence can be removed");
+bool Engine::forget_tail(llama_seq_id seq_id, llama_pos from) {
+    const llama_pos end = llama_memory_seq_pos_max(memory_, seq_id) + 1;
+    if (from >= end) {
+        return true;
     }
     const int32_t n_swa = llama_model_n_swa(model_->get());
     if (n_swa > 0 && !options_.swa_full && from > 0) {
@@ -369,7 +395,17 @@ bool Engine::memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to) {
             return false;
         }
     }
-    if (!llama_memory_seq_rm(memory_, seq_id, from, to)) {
+    return llama_memory_seq_rm(memory_, seq_id, from, -1);
+}
+
+bool Engine::memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to) {
+    const int64_t length = memory_seq_length(seq_id);
+    const bool    is_tail = to < 0 || to >= length;
+    const bool    is_open = is_slot(seq_id) && sequences_[seq_id];
+    if (is_open && !is_tail) {
+        throw EngineError("only the tail of an open sequence can be removed");
+    }
+    if (!(is_tail ? forget_tail(seq_id, from) : llama_memory_seq_rm(memory_, seq_id, from, to))) {
         return false;
     }
     if (is_open) {

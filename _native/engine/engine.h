@@ -102,8 +102,13 @@ private:
     void fail_row(size_t row, RowError error, const std::string & message);
     void fail_range(size_t begin, size_t end, const std::string & message);
     void abort_pending_rows();
+    void show_prompt(size_t row);
+    // Remove a sequence's tokens from a position on; false, and nothing changed, where its memory cannot.
+    bool forget_tail(llama_seq_id seq_id, llama_pos from);
 
     bool       is_slot(llama_seq_id seq_id) const { return seq_id >= 0 && seq_id < sizes_.n_slots; }
+    // The prompt piece of a row; null for a decode row.
+    const PromptPiece * piece_of(size_t row) const;
     Sequence & sequence(size_t row) { return *sequences_[outputs_[row].seq_id]; }
 
     std::shared_ptr<Model>                 model_;
@@ -119,6 +124,7 @@ private:
     std::shared_ptr<CancelFlag> flag_;
     std::vector<Entry>          entries_;
     std::vector<RowOutput>      outputs_;
+    std::vector<llama_pos>      row_starts_;     // row -> tokens its sequence had before the step
     std::vector<size_t>         batch_entries_;  // batch index -> entry
     std::unique_ptr<Batch>      batch_;
     int64_t                     ticket_         = 0;

@@ -75,7 +75,7 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::func
         throw ModelLoadError("loading " + options.path + " was cancelled");
     }
     if (!handle) {
-        throw ModelLoadError(with_llama_log("llama.cpp cannot load " + options.path));
+        throw ModelLoadError(with_llama_log(options.path + " is a damaged GGUF file, or of a kind llama.cpp cannot load"));
     }
     if (const auto reason = unsupported(handle.get())) {
         throw ModelLoadError(options.path + " cannot be served: " + *reason);

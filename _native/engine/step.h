@@ -32,9 +32,9 @@ struct StepPlan {
 
 enum class RowError {
     none,
-    context_full,  // no KV cell left, even alone; the sequence keeps what it had
+    context_full,  // no KV cell left, even alone; the sequence is as before the step
     decode,        // llama.cpp failed on it; the sequence is cleared and must be closed
-    aborted,       // the step's flag stopped it; the sequence must be closed
+    aborted,       // the step's flag stopped it; the sequence is cleared and must be closed
 };
 
 // What a step did for one row.

@@ -35,11 +35,11 @@ class RowError(enum.Enum):
     """Why a row of a step failed."""
 
     CONTEXT_FULL = "context_full"
-    """No KV cell left for it, even alone; the sequence keeps what it had."""
+    """No KV cell left for it, even alone; the sequence is as before the step, which can be tried again."""
     DECODE = "decode"
     """llama.cpp failed on it; the sequence is cleared and must be closed."""
     ABORTED = "aborted"
-    """The step's CancelFlag stopped it; the sequence keeps the tokens computed before."""
+    """The step's flag stopped it; the sequence is cleared and must be closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ class Engine(Protocol):
         """Hand a step to the worker and return at once.
 
         Raises EngineError, and submits nothing, when a ticket is outstanding, the plan is empty, holds more than
-        ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty or has a token outside
-        the vocabulary, or a decode row has drawn no token yet.
+        ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty, or a decode row has
+        drawn no token yet; BadToken when a piece has a token outside the vocabulary.
         """
 
     def collect(self, ticket: Ticket) -> Sequence[RowOutput]:

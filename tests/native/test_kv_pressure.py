@@ -6,6 +6,7 @@ from pathlib import Path
 
 from llamaserve.config import Profile
 from llamaserve.engine.port import PromptPiece, RowError, SequenceSpec, StepPlan
+from llamaserve.request import SamplingParams
 from tests.native.conftest import LoadEngine
 from tests.native.greedy import GREEDY, continue_alone, generate, start
 
@@ -56,4 +57,23 @@ def test_split_memory_fails_only_the_full_stream(load: LoadEngine, dense_model: 
         rows = {row.seq_id: row for row in engine.step(StepPlan(decode=[0, 1]))}
         assert rows[0].error is RowError.CONTEXT_FULL
         tokens.append(rows[1].token)
+    assert tokens == expected
+
+
+def test_a_piece_without_room_is_taken_back_and_can_be_tried_again(load: LoadEngine, dense_model: Path) -> None:
+    """Half of it had found cells: neither memory nor penalties may count that half twice."""
+    prompt = [(i % 250) + 3 for i in range(200)]
+    penalised = SamplingParams(temperature=0.0, ignore_eos=True, presence_penalty=1.5, repeat_last_n=300)
+    roomy = load(dense_model, n_ctx=512, n_slots=2)
+    expected = generate(roomy, prompt, 8, penalised, seq_id=1)
+
+    engine = load(dense_model, n_ctx=256, n_slots=2)
+    assert start(engine, 0, prompt[:100]).error is None
+    engine.open(SequenceSpec(1, penalised))
+    plan = StepPlan(pieces=[PromptPiece(1, prompt, is_last=True)])
+    for _ in range(2):
+        assert engine.step(plan)[0].error is RowError.CONTEXT_FULL
+        assert engine.used_cells() == 100
+    engine.close(0)
+    tokens = [engine.step(plan)[0].token, *continue_alone(engine, 1, 7)]
     assert tokens == expected
