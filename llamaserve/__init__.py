@@ -1,0 +1,64 @@
+"""Serve GGUF models with llama.cpp. ``Server`` loads one and computes; the rest are the values it takes and raises.
+
+The names load on first use, so that ``import llamaserve.errors`` needs no native module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llamaserve import errors as errors
+    from llamaserve.errors import LlamaServeError as LlamaServeError
+    from llamaserve.request import FinishReason as FinishReason
+    from llamaserve.request import SamplingParams as SamplingParams
+    from llamaserve.server_api import AsyncTextStream as AsyncTextStream
+    from llamaserve.server_api import ChatCompletion as ChatCompletion
+    from llamaserve.server_api import CompletedTokens as CompletedTokens
+    from llamaserve.server_api import Completion as Completion
+    from llamaserve.server_api import Server as Server
+    from llamaserve.server_api import TextStream as TextStream
+
+    __version__: str
+
+_HOMES = {
+    "AsyncTextStream": "llamaserve.server_api",
+    "ChatCompletion": "llamaserve.server_api",
+    "CompletedTokens": "llamaserve.server_api",
+    "Completion": "llamaserve.server_api",
+    "FinishReason": "llamaserve.request",
+    "LlamaServeError": "llamaserve.errors",
+    "SamplingParams": "llamaserve.request",
+    "Server": "llamaserve.server_api",
+    "TextStream": "llamaserve.server_api",
+}
+
+__all__ = [
+    "AsyncTextStream",
+    "ChatCompletion",
+    "CompletedTokens",
+    "Completion",
+    "FinishReason",
+    "LlamaServeError",
+    "SamplingParams",
+    "Server",
+    "TextStream",
+    "__version__",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.metadata.version("llamaserve")
+    if name == "errors":
+        return importlib.import_module("llamaserve.errors")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

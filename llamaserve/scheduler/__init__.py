@@ -1,0 +1,1 @@
+"""Decides what the engine computes: slots, queue, ticks. See ``scheduler.Scheduler``."""

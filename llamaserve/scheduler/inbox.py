@@ -1,0 +1,180 @@
+"""What other threads share with the scheduler thread, under one lock: commands, live requests, the running step.
+
+Requests come in, are cancelled and are counted here, so that a full queue is answered at once (S48), while a step is
+running; and a step whose requests are all cancelled is stopped inside the native call (S56).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from llamaserve.engine.port import StepFlag
+from llamaserve.errors import BadRequest, EngineDown, QueueFull
+from llamaserve.request import GenerationRequest
+from llamaserve.scheduler.admission import has_place
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Compute a request; ``submitted_at`` is in clock seconds."""
+
+    request: GenerationRequest
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request, waiting or running."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Answer everything with EngineDown and end."""
+
+
+Command = Submit | Cancel | Stop
+
+
+class Inbox:
+    """The scheduler's door. Methods say who may call; commands come out in the order they came in.
+
+    A request is live from ``submit`` to ``leave``. A step's flag is set at most while that step runs: ``begin_step``
+    and ``end_step`` bind it to the step under the same lock that ``cancel`` takes.
+    """
+
+    def __init__(self, *, n_slots: int, max_queue: int) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._commands: deque[Command] = deque()
+        self._n_slots = n_slots
+        self._max_queue = max_queue
+        self._live: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._refusal: EngineDown | None = None
+        self._n_rejected = 0
+        self._running: Collection[str] = ()
+        self._flag: StepFlag | None = None
+        self._is_stopping = False
+
+    # Any thread.
+
+    def submit(self, request: GenerationRequest, submitted_at: float) -> None:
+        """Take a request in. Raises EngineDown after ``refuse``, QueueFull when no place is free, BadRequest when a
+        live request has the same id."""
+        with self._changed:
+            if self._refusal is not None:
+                # A new exception each time: one object raised in several threads would mix their tracebacks.
+                raise EngineDown(*self._refusal.args)
+            if request.request_id in self._live:
+                raise BadRequest(f"request id {request.request_id!r} is in use", "request_id")
+            n_wanted = len(self._live) - len(self._cancelled)  # a cancelled one gives its place up at once (S53)
+            if not has_place(n_wanted, n_slots=self._n_slots, max_queue=self._max_queue):
+                self._n_rejected += 1
+                raise QueueFull(self._max_queue)
+            self._live.add(request.request_id)
+            self._commands.append(Submit(request, submitted_at))
+            self._changed.notify()
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask for the end of a request; whether it was live. Stops the running step if it now works for nobody."""
+        with self._changed:
+            if request_id not in self._live:
+                return False
+            self._cancelled.add(request_id)
+            self._commands.append(Cancel(request_id))
+            self._stop_useless_step()
+            self._changed.notify()
+            return True
+
+    def stop(self, error: EngineDown) -> None:
+        """Refuse new requests with this error, stop the running step and every later one, ask the scheduler to end."""
+        with self._changed:
+            self._refusal = self._refusal or error
+            self._is_stopping = True
+            self._commands.append(Stop())
+            self._stop_useless_step()
+            self._changed.notify()
+
+    @property
+    def refusal(self) -> EngineDown | None:
+        """Why no request is taken any more; None while they are."""
+        return self._refusal
+
+    @property
+    def n_rejected(self) -> int:
+        """Requests refused because the queue was full."""
+        return self._n_rejected
+
+    # Scheduler thread only.
+
+    def wait(self) -> None:
+        """Block until there is a command."""
+        with self._changed:
+            while not self._commands:
+                self._changed.wait()
+
+    def take(self) -> list[Command]:
+        """All commands, oldest first."""
+        if not self._commands:  # the common case, without the lock: a command that just misses it is taken next tick
+            return []
+        with self._changed:
+            commands = list(self._commands)
+            self._commands.clear()
+            return commands
+
+    def refuse(self, error: EngineDown) -> None:
+        """Take no request any more; the first reason stays."""
+        with self._changed:
+            self._refusal = self._refusal or error
+
+    def leave(self, request_id: str) -> None:
+        """The request has ended; its place is free."""
+        with self._changed:
+            self._live.discard(request_id)
+            self._cancelled.discard(request_id)
+
+    def leave_all(self) -> list[str]:
+        """End every live request, those in untaken commands too; their ids."""
+        with self._changed:
+            left = list(self._live)
+            self._live.clear()
+            self._cancelled.clear()
+            return left
+
+    def begin_step(self, request_ids: Collection[str], flag: StepFlag) -> None:
+        """A step for these requests starts; its flag is set as soon as all of them are cancelled."""
+        with self._changed:
+            self._running = request_ids
+            self._flag = flag
+            self._stop_useless_step()
+
+    def end_step(self) -> None:
+        """The step is over; nothing touches its flag any more."""
+        with self._changed:
+            self._running = ()
+            self._flag = None
+
+    def is_cancelled(self, request_id: str) -> bool:
+        """Whether the end of a live request was asked for."""
+        return request_id in self._cancelled
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._is_stopping
+
+    @property
+    def live(self) -> frozenset[str]:
+        """Ids of the live requests."""
+        with self._changed:
+            return frozenset(self._live)
+
+    def _stop_useless_step(self) -> None:
+        if self._flag is None:
+            return
+        if self._is_stopping or (self._cancelled and self._cancelled.issuperset(self._running)):
+            self._flag.set()

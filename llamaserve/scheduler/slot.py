@@ -1,0 +1,111 @@
+"""A slot: one sequence of the engine, and the request that has it. Scheduler thread only; knows no engine."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from llamaserve.request import GenerationRequest
+from llamaserve.text.token_text import TokenText
+
+
+class SlotState(enum.Enum):
+    """What the request of a slot is doing."""
+
+    IDLE = "idle"
+    PREFILLING = "prefilling"
+    """Its prompt is being computed."""
+    GENERATING = "generating"
+    """It has drawn a token and will decode it next."""
+
+
+LEGAL_MOVES: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.IDLE: frozenset({SlotState.PREFILLING}),
+    SlotState.PREFILLING: frozenset({SlotState.GENERATING, SlotState.IDLE}),
+    SlotState.GENERATING: frozenset({SlotState.IDLE}),
+}
+
+
+class Work:
+    """What a slot keeps of the request it has: how far prompt and text are, and when that was (clock seconds)."""
+
+    __slots__ = (
+        "admitted_at",
+        "admitted_order",
+        "first_token_at",
+        "n_generated",
+        "n_prefilled",
+        "n_prompt",
+        "request",
+        "submitted_at",
+        "text",
+    )
+
+    def __init__(
+        self, request: GenerationRequest, *, submitted_at: float, admitted_at: float, admitted_order: int
+    ) -> None:
+        self.request = request
+        self.n_prompt = len(request.prompt)
+        self.n_prefilled = 0
+        self.n_generated = 0
+        self.text = TokenText(request.stop)
+        self.submitted_at = submitted_at
+        self.admitted_at = admitted_at
+        self.admitted_order = admitted_order
+        self.first_token_at: float | None = None
+
+    @property
+    def n_prompt_left(self) -> int:
+        """Prompt tokens not computed yet."""
+        return self.n_prompt - self.n_prefilled
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens whose KV is written: the token drawn last is not fed before the next decode."""
+        return self.n_prefilled + max(0, self.n_generated - 1)
+
+
+class Slot:
+    """One sequence id. ``work`` is there exactly while the slot is not idle."""
+
+    __slots__ = ("last_used_tick", "seq_id", "state", "work")
+
+    def __init__(self, seq_id: int) -> None:
+        self.seq_id = seq_id
+        self.state = SlotState.IDLE
+        self.work: Work | None = None
+        self.last_used_tick = 0
+
+    def begin(self, work: Work) -> None:
+        """Take a request: idle to prefilling."""
+        self._move(SlotState.PREFILLING)
+        self.work = work
+
+    def generate(self) -> None:
+        """The prompt is computed: prefilling to generating."""
+        self._move(SlotState.GENERATING)
+
+    def release(self) -> Work:
+        """Give the request back and be idle."""
+        self._move(SlotState.IDLE)
+        work = self.working
+        self.work = None
+        return work
+
+    @property
+    def working(self) -> Work:
+        """The request's work. Raises RuntimeError on an idle slot."""
+        if self.work is None:
+            raise RuntimeError(f"slot {self.seq_id} is idle: it has no work")
+        return self.work
+
+    def _move(self, to: SlotState) -> None:
+        if to not in LEGAL_MOVES[self.state]:
+            raise RuntimeError(f"slot {self.seq_id} cannot go from {self.state.value} to {to.value}")
+        self.state = to
+
+
+def choose_slot(slots: Sequence[Slot]) -> Slot | None:
+    """The idle slot that was used longest ago (S29), the lowest id among equals; None when all are busy."""
+    idle = [slot for slot in slots if slot.state is SlotState.IDLE]
+    return min(idle, key=lambda slot: (slot.last_used_tick, slot.seq_id), default=None)

@@ -1,0 +1,91 @@
+"""The thread that runs a scheduler and, through it, an engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from llamaserve.config import SchedulerConfig
+from llamaserve.engine.port import Engine
+from llamaserve.errors import EngineDown
+from llamaserve.request import GenerationRequest
+from llamaserve.scheduler.scheduler import Deliver, Scheduler
+from llamaserve.scheduler.stats import SchedulerStats
+
+_logger = logging.getLogger(__name__)
+
+
+class SchedulerThread:
+    """Owns the engine from the first request to ``close``: ticks while there is work, else sleeps on the inbox.
+
+    Any thread, ``close`` too. The thread starts with the first ``submit``. It is a daemon, so a program that never
+    calls ``close`` still ends; ``deliver`` runs on it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: SchedulerConfig,
+        deliver: Deliver,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = Scheduler(engine, config, deliver, clock=clock)
+        self._thread = threading.Thread(target=self._loop, name="llamaserve-scheduler", daemon=True)
+        self._lock = threading.Lock()
+        self._is_started = False
+        self._is_closed = False
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Take a request in. Raises what ``Scheduler.submit`` raises, EngineDown after ``close``."""
+        self._start()
+        self._scheduler.submit(request)
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask for the end of a request; whether it was live."""
+        return self._scheduler.cancel(request_id)
+
+    @property
+    def failure(self) -> EngineDown | None:
+        """Why nothing is served any more; None while requests are taken."""
+        return self._scheduler.failure
+
+    def stats(self) -> SchedulerStats:
+        """Numbers as they are now."""
+        return self._scheduler.stats()
+
+    def close(self) -> None:
+        """Answer what is left with EngineDown, end the thread, shut the engine down. May be called twice."""
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+            is_started = self._is_started
+        if is_first:
+            self._scheduler.stop(EngineDown("the server is shutting down"))
+            if not is_started:
+                self._engine.shutdown()
+        # A garbage collection may close from the scheduler thread itself, which cannot wait for its own end.
+        if is_started and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _start(self) -> None:
+        if self._is_started:
+            return
+        with self._lock:
+            if not self._is_started and not self._is_closed:
+                self._thread.start()
+                self._is_started = True
+
+    def _loop(self) -> None:
+        scheduler = self._scheduler
+        try:
+            while not scheduler.is_stopped:
+                if not scheduler.tick():
+                    scheduler.wait()
+        except Exception as error:
+            _logger.exception("the scheduler failed")
+            scheduler.fail_all(EngineDown(f"the scheduler failed: {type(error).__name__}: {error}"))
+        finally:
+            self._engine.shutdown()

@@ -1,0 +1,257 @@
+"""Requests in, events out, from any event loop or plain thread. Knows no JSON and no slot.
+
+Owns the scheduler thread, and who listens to which request. A consumer that goes away (its task cancelled, its loop
+closed, its iterator closed or collected) cancels its request (S51, S52, S54).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import TYPE_CHECKING
+
+from llamaserve.config import SchedulerConfig
+from llamaserve.engine.port import Engine, ModelInfo, Vocabulary
+from llamaserve.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDown
+from llamaserve.request import Event, Failed, GenerationRequest, TextDelta
+from llamaserve.scheduler.stats import SchedulerStats
+from llamaserve.scheduler.thread import SchedulerThread
+
+if TYPE_CHECKING:
+    from llamaserve.chat.template import ChatTemplate
+
+
+class _TaskListener:
+    """A consumer on an event loop."""
+
+    __slots__ = ("events", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+
+
+class _ThreadListener:
+    """A consumer that blocks a thread."""
+
+    __slots__ = ("events",)
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+
+_Listener = _TaskListener | _ThreadListener
+
+
+class _Delivery:
+    """Brings the events of a tick to their consumers: one hand-off for each event loop.
+
+    ``add`` and ``remove``: any thread; ``deliver``: scheduler thread. Every operation on the table is one atomic dict
+    call.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, _Listener] = {}
+        self.cancel: Callable[[str], bool] | None = None
+        """How to end a request nobody can listen to any more."""
+
+    def add(self, request_id: str, listener: _Listener) -> None:
+        """Send the request's events there. Raises BadRequest when somebody listens to this id already."""
+        if self._listeners.setdefault(request_id, listener) is not listener:
+            raise BadRequest(f"request id {request_id!r} is in use", "request_id")
+
+    def remove(self, request_id: str) -> None:
+        """Drop the request's further events."""
+        self._listeners.pop(request_id, None)
+
+    def deliver(self, events: list[tuple[str, Event]]) -> None:
+        """Hand the events over; those of a consumer that has gone are dropped."""
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[str, _TaskListener, Event]]] = {}
+        for request_id, event in events:
+            listener = self._listeners.get(request_id)
+            if isinstance(listener, _TaskListener):
+                batches.setdefault(listener.loop, []).append((request_id, listener, event))
+            elif listener is not None:
+                listener.events.put(event)
+        for loop, batch in batches.items():
+            try:
+                loop.call_soon_threadsafe(_hand_over, batch)
+            except RuntimeError:  # the loop is closed, and its consumers with it
+                self._give_up(batch)
+
+    def _give_up(self, batch: list[tuple[str, _TaskListener, Event]]) -> None:
+        for request_id in {request_id for request_id, _, _ in batch}:
+            self.remove(request_id)
+            if self.cancel is not None:
+                self.cancel(request_id)
+
+
+def _hand_over(batch: list[tuple[str, _TaskListener, Event]]) -> None:
+    for _, listener, event in batch:
+        listener.events.put_nowait(event)
+
+
+class _Deadline:
+    """When a request's time is over, and the event that says so. Starts now; raises BadRequest."""
+
+    __slots__ = ("_clock", "_ends_at", "event", "timeout_s")
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
+        if not 0 < timeout_s < math.inf:
+            raise BadRequest(f"timeout_s is {timeout_s!r}: it must be a number above 0", "timeout_s")
+        self.timeout_s = timeout_s
+        self.event = Failed(DeadlineExceeded(timeout_s))
+        self._clock = clock
+        self._ends_at = clock() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; 0 or less when it is over."""
+        return self._ends_at - self._clock()
+
+
+class Service:
+    """A model being served. Any thread and any event loop, several at once.
+
+    The engine belongs to the service: ``close`` shuts it down. A service that is never closed is closed when it is
+    collected or the interpreter exits.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        template: ChatTemplate | None,
+        config: SchedulerConfig,
+        model_name: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model_name = model_name
+        self._clock = clock
+        self._info = engine.info
+        self._vocab = engine.vocab
+        self._template = template
+        self._delivery = _Delivery()
+        self._thread = SchedulerThread(engine, config, self._delivery.deliver, clock=clock)
+        self._delivery.cancel = self._thread.cancel
+        # Not a method of this object: the finalizer must not keep it alive.
+        self._finalizer = weakref.finalize(self, self._thread.close)
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use."""
+        return self._model_name
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model and the sizes of its context."""
+        return self._info
+
+    @property
+    def vocab(self) -> Vocabulary:
+        """Text to tokens and back."""
+        return self._vocab
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template; None when it has none."""
+        return self._template
+
+    @property
+    def failure(self) -> EngineDown | None:
+        """Why nothing is served any more; None while requests are taken."""
+        return self._thread.failure
+
+    def stats(self) -> SchedulerStats:
+        """Numbers as they are now."""
+        return self._thread.stats()
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask for the end of a request, waiting or running (S53); whether it was live. Its consumer gets
+        Failed(Cancelled)."""
+        return self._thread.cancel(request_id)
+
+    async def stream(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """The events of a request; the last is Finished or Failed. Closing the iterator cancels the request.
+
+        ``timeout_s`` counts from here to the last event; when it is over the request is cancelled and
+        Failed(DeadlineExceeded) is the last event (K7).
+
+        Raises at the first step, before anything is queued: EmptyPrompt, PromptTooLong, BadToken, BadRequest,
+        QueueFull, EngineDown.
+        """
+        deadline = None if timeout_s is None else _Deadline(timeout_s, self._clock)
+        loop = asyncio.get_running_loop()
+        listener = _TaskListener(loop)
+        self._begin(request, listener)
+        timer = None
+        if deadline is not None:
+            timer = loop.call_later(deadline.timeout_s, listener.events.put_nowait, deadline.event)
+        try:
+            while True:
+                event = await listener.events.get()
+                yield event
+                if not isinstance(event, TextDelta):
+                    return
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._leave(request.request_id)
+
+    def stream_blocking(
+        self, request: GenerationRequest, *, timeout_s: float | None = None
+    ) -> Generator[Event, None, None]:
+        """As ``stream``, for a plain thread; waiting blocks it."""
+        deadline = None if timeout_s is None else _Deadline(timeout_s, self._clock)
+        listener = _ThreadListener()
+        self._begin(request, listener)
+        try:
+            while True:
+                if deadline is None:
+                    event = listener.events.get()
+                else:
+                    event = self._next_before(deadline, listener, request.request_id)
+                yield event
+                if not isinstance(event, TextDelta):
+                    return
+        finally:
+            self._leave(request.request_id)
+
+    def _next_before(self, deadline: _Deadline, listener: _ThreadListener, request_id: str) -> Event:
+        """The next event, or the deadline's. A consumer that reads late still gets what was done in time."""
+        left_s = deadline.left_s
+        if left_s <= 0:
+            self._thread.cancel(request_id)
+        try:
+            event = listener.events.get(timeout=max(0.0, left_s))
+        except queue.Empty:
+            return deadline.event
+        if isinstance(event, Failed) and isinstance(event.error, Cancelled) and left_s <= 0:
+            return deadline.event
+        return event
+
+    def close(self) -> None:
+        """Fail what runs with EngineDown, end the thread, shut the engine down. Blocks until that is done; may be
+        called twice, and from several threads."""
+        self._finalizer.detach()
+        self._thread.close()
+
+    def _begin(self, request: GenerationRequest, listener: _Listener) -> None:
+        # Listening starts before the request does, so that no event is missed.
+        self._delivery.add(request.request_id, listener)
+        try:
+            self._thread.submit(request)
+        except BaseException:
+            self._delivery.remove(request.request_id)
+            raise
+
+    def _leave(self, request_id: str) -> None:
+        """The consumer is done: nothing happens if the request is too."""
+        self._delivery.remove(request_id)
+        self._thread.cancel(request_id)

@@ -1,0 +1,256 @@
+"""What each command does with its flags, where it writes, and how it ends."""
+
+import importlib.metadata
+import io
+import json
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llamaserve.config import FlashAttention, Profile
+from llamaserve.engine.fake import scripted
+from llamaserve.engine.port import MemoryKind
+from llamaserve.errors import ConfigError, ModelLoad
+from tests.unit.cli.conftest import MODEL_PATH, FakeParts, Header, Run
+
+
+def give_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+
+
+def test_version_is_the_packages(run: Run) -> None:
+    ended = run("--version")
+    assert (ended.code, ended.out) == (0, f"llamaserve {importlib.metadata.version('llamaserve')}\n")
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "complete", "pull", "info"])
+def test_every_command_has_help_that_loads_nothing(run: Run, fake: FakeParts, command: str) -> None:
+    ended = run(command, "-h")
+    assert ended.code == 0
+    assert f"llamaserve {command}" in ended.out
+    assert fake.resolved == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dance"],
+        ["complete"],
+        ["complete", "x", "--no-such-flag"],
+        ["complete", "x", "-n", "0"],
+        ["complete", "x", "-n", "-2"],
+        ["complete", "x", "-c", "0"],
+        ["complete", "x", "--temp", "hot"],
+        ["serve", "-np", "0"],
+        ["serve", "-np", "257"],
+        ["serve", "--port", "65536"],
+        ["serve", "-fa", "maybe"],
+        ["serve", "-t", "-1"],
+        ["chat", "-s", "-2"],
+    ],
+)
+def test_a_wrong_usage_ends_with_2_and_loads_nothing(run: Run, fake: FakeParts, arguments: list[str]) -> None:
+    ended = run(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err
+    assert fake.resolved == []
+
+
+def test_an_error_of_ours_is_one_line_and_ends_with_1(run: Run) -> None:
+    ended = run("pull", "missing.gguf")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == "llamaserve: error: there is no model file 'missing.gguf'\n"
+
+
+def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> None:
+    flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa on --no-mmap --mlock --swa-full"
+    flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
+    flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step"
+    assert run("serve", *shlex.split(flags)).code == 0
+    assert fake.resolved == ["a.gguf"]
+    engine, scheduler, http = fake.engine_configs[0], fake.scheduler_configs[0], fake.http_configs[0]
+    assert engine.model_path == MODEL_PATH
+    assert (engine.n_ctx, engine.n_slots, engine.n_batch, engine.n_ubatch) == (4096, 8, 1024, 256)
+    assert (engine.n_threads, engine.n_threads_batch, engine.n_gpu_layers) == (3, 5, 7)
+    assert (engine.flash_attention, engine.profile) == (FlashAttention.ON, Profile.PARITY)
+    assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
+    assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
+    assert (http.host, http.port, http.alias) == ("0.0.0.0", 9000, "tiny")
+    assert fake.names == ["tiny"]
+
+
+def test_without_flags_serve_takes_the_defaults_of_the_configurations(run: Run, fake: FakeParts) -> None:
+    assert run("serve").code == 0
+    assert fake.resolved == ["smollm2"]
+    assert fake.engine_configs[0] == type(fake.engine_configs[0])(model_path=MODEL_PATH)
+    assert fake.scheduler_configs[0] == type(fake.scheduler_configs[0])()
+    assert fake.http_configs[0] == type(fake.http_configs[0])()
+    assert fake.names == ["tiny.Q4_1"]
+
+
+def test_the_parity_profile_computes_prompts_alone(run: Run, fake: FakeParts) -> None:
+    run("serve", "--profile", "parity")
+    assert not fake.scheduler_configs[0].mixed_step
+
+
+def test_serve_says_what_it_serves_where_and_how_to_try_it(run: Run) -> None:
+    ended = run("serve", "--host", "0.0.0.0", "--port", "9000", "-np", "2", "-a", "it's tiny")
+    assert "llamaserve serves it's tiny at http://0.0.0.0:9000" in ended.out
+    assert "1024 tokens, 2 slots" in ended.out
+    curl = shlex.split(next(line for line in ended.out.splitlines() if line.strip().startswith("curl ")))
+    assert curl[1] == "http://127.0.0.1:9000/v1/chat/completions"
+    body = json.loads(curl[curl.index("-d") + 1])
+    assert body["model"] == "it's tiny"
+    assert body["messages"][0]["role"] == "user"
+
+
+def test_the_command_to_try_a_model_without_a_template_is_a_completion(run: Run, fake: FakeParts) -> None:
+    fake.template = None
+    ended = run("serve", "--host", "::", "--port", "9000")
+    curl = shlex.split(next(line for line in ended.out.splitlines() if line.strip().startswith("curl ")))
+    assert curl[1] == "http://[::1]:9000/v1/completions"
+    assert "prompt" in json.loads(curl[curl.index("-d") + 1])
+
+
+@pytest.mark.parametrize("error", [ModelLoad("it is broken"), ConfigError("n_ctx is too large")])
+def test_a_failed_load_ends_with_1_and_one_line(run: Run, fake: FakeParts, error: Exception) -> None:
+    fake.load_error = error
+    ended = run("complete", "hi")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.splitlines()[-1] == f"llamaserve: error: {error}"
+
+
+def test_complete_writes_the_new_text_and_nothing_else(run: Run, fake: FakeParts) -> None:
+    fake.continuation = scripted({"The capital of France is": " Paris, of course."})
+    ended = run("complete", "The capital of France is")
+    assert (ended.code, ended.out) == (0, " Paris, of course.")
+    assert fake.engine_configs[0].n_slots == 1
+
+
+def test_progress_goes_to_standard_error(run: Run, fake: FakeParts) -> None:
+    fake.continuation = scripted({"hi": "ho"})
+    ended = run("complete", "hi")
+    assert ended.out == "ho"
+    assert "downloading tiny" in ended.err
+
+
+def test_complete_stops_at_its_limit_and_at_stop_strings(run: Run, fake: FakeParts) -> None:
+    fake.continuation = scripted({"count": "one two three four"})
+    assert run("complete", "count", "-n", "7").out == "one two"
+    assert run("complete", "count", "--stop", "xx", "--stop", " three").out == "one two"
+    assert run("complete", "count", "-n", "-1").out == "one two three four"
+
+
+def test_complete_reads_standard_input_as_utf_8(run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.continuation = scripted({"zażółć\n": "gęślą"})
+    give_stdin(monkeypatch, "zażółć\n".encode())
+    assert run("complete", "-").out == "gęślą"
+
+
+def test_standard_input_that_is_not_utf_8_is_a_usage_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_stdin(monkeypatch, b"abc\xff")
+    ended = run("complete", "-")
+    assert ended.code == 2
+    assert "not UTF-8" in ended.err
+
+
+def test_sampling_is_greedy_unless_told_otherwise(run: Run, fake: FakeParts) -> None:
+    """E25"""
+    run("complete", "x")
+    assert fake.engines[0].opened[0].sampling.temperature == 0.0
+
+
+def test_sampling_flags_reach_the_sampler(run: Run, fake: FakeParts) -> None:
+    flags = "--temp 0.7 --top-k 5 --top-p 0.9 --min-p 0.1 -s 42 --repeat-penalty 1.1 --repeat-last-n 32"
+    run("complete", "x", *shlex.split(flags), "--frequency-penalty", "0.5", "--presence-penalty", "-0.5")
+    sampling = fake.engines[0].opened[0].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.7, 5, 0.9, 0.1)
+    assert (sampling.seed, sampling.repeat_penalty, sampling.repeat_last_n) == (42, 1.1, 32)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
+
+
+def test_a_temperature_below_0_names_value_and_limit(run: Run) -> None:
+    ended = run("complete", "x", "--temp", "-1")
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1] == "llamaserve: error: temperature is -1.0: it must be a number from 0 to 100"
+
+
+def test_a_prompt_longer_than_the_context_names_both(run: Run, fake: FakeParts) -> None:
+    fake.n_ctx = 8
+    ended = run("complete", "much longer than that")
+    assert ended.code == 1
+    assert "the prompt has 22 tokens, the context holds 8" in ended.err
+
+
+def test_pull_prints_the_path(run: Run, fake: FakeParts) -> None:
+    ended = run("pull", "hf:owner/repo/tiny.gguf")
+    assert (ended.code, ended.out) == (0, f"{MODEL_PATH}\n")
+    assert fake.resolved == ["hf:owner/repo/tiny.gguf"]
+
+
+def test_info_says_what_the_file_says(run: Run) -> None:
+    lines = dict(line.split(maxsplit=1) for line in run("info", "tiny.gguf").out.splitlines())
+    assert lines["file"] == str(MODEL_PATH)
+    assert lines["architecture"] == "llama"
+    assert lines["parameters"] == "1.2 million in 12 tensors"
+    assert lines["size"] == "2.5 MB"
+    assert lines["context"] == "2048 tokens"
+    assert lines["memory"] == "KV cache"
+    assert lines["layers"] == "3"
+    assert lines["vocabulary"] == "99 tokens"
+    assert lines["license"] == "mit"
+    assert lines["chat"] == "template 26 characters (--template shows it)"
+
+
+def test_no_control_character_of_a_file_reaches_the_terminal(run: Run) -> None:
+    assert "\x1b" not in run("info").out
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (MemoryKind.RECURRENT, "recurrent state"),
+        (MemoryKind.HYBRID, "KV cache and recurrent state"),
+        (MemoryKind.SLIDING_WINDOW, "KV cache with a sliding window"),
+    ],
+)
+def test_info_names_the_kind_of_memory(run: Run, fake: FakeParts, memory: MemoryKind, words: str) -> None:
+    fake.header = replace(fake.header, memory=memory)
+    assert f"memory        {words}\n" in run("info").out
+
+
+def test_info_as_json_has_all_metadata(run: Run, fake: FakeParts) -> None:
+    said = json.loads(run("info", "--json").out)
+    assert said["path"] == str(MODEL_PATH)
+    assert (said["architecture"], said["memory"], said["n_ctx_train"]) == ("llama", "kv", 2048)
+    assert said["chat_template"] == fake.header.chat_template
+    assert said["metadata"] == dict(fake.header.metadata)
+
+
+def test_info_shows_the_chat_template(run: Run) -> None:
+    assert run("info", "--template").out == "{{ messages }}\nsecond line\n"
+
+
+def test_info_of_a_model_without_a_template_says_so(run: Run, fake: FakeParts) -> None:
+    fake.header = Header(chat_template=None)
+    assert "chat template none\n" in run("info").out
+    ended = run("info", "--template")
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1] == f"llamaserve: error: {Path(MODEL_PATH)} has no chat template"
+
+
+def test_chat_reads_lines_from_a_pipe_and_answers_each(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.continuation = scripted(
+        {
+            "system: be brief|user: hi|assistant:": "hello",
+            "system: be brief|user: hi|assistant: hello|user: bye|assistant:": "see you",
+        }
+    )
+    give_stdin(monkeypatch, b"hi\nbye\n")
+    ended = run("chat", "--system", "be brief")
+    assert (ended.code, ended.out) == (0, "hello\nsee you\n")

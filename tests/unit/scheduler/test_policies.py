@@ -1,0 +1,175 @@
+"""The pure rules: admission, finish order, kinds of steps, prompt pieces."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamaserve.engine.fake import N_VOCAB, FakeEngine
+from llamaserve.errors import BadToken, EmptyPrompt, PromptTooLong
+from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
+from llamaserve.scheduler.admission import check_request, has_place
+from llamaserve.scheduler.finish import finish_reason
+from llamaserve.scheduler.kv_pressure import FullRow, choose_victim
+from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
+from llamaserve.scheduler.tick_policy import StepKind, choose_decode_rows, choose_step_kind, prompt_budget
+
+INFO = FakeEngine(n_ctx=16).info
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    """S67."""
+    with pytest.raises(EmptyPrompt):
+        check_request(GenerationRequest("r", ()), INFO)
+
+
+def test_a_prompt_leaves_room_for_one_token() -> None:
+    check_request(GenerationRequest("r", (1,) * 15), INFO)
+    with pytest.raises(PromptTooLong, match=r"16 tokens.*holds 16"):
+        check_request(GenerationRequest("r", (1,) * 16), INFO)
+
+
+@pytest.mark.parametrize("token", [-1, N_VOCAB, 2**31])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_token_outside_the_vocabulary_is_refused(token: int, place: int) -> None:
+    """K26."""
+    prompt = [1, 2, 3]
+    prompt[place] = token
+    with pytest.raises(BadToken, match=str(token)) as caught:
+        check_request(GenerationRequest("r", tuple(prompt)), INFO)
+    assert caught.value.param == "prompt"
+
+
+def test_a_bias_on_a_token_outside_the_vocabulary_is_refused() -> None:
+    """K26."""
+    request = GenerationRequest("r", (1,), sampling=SamplingParams(logit_bias={0: 1.0, N_VOCAB: 1.0}))
+    with pytest.raises(BadToken) as caught:
+        check_request(request, INFO)
+    assert caught.value.param == "logit_bias"
+
+
+def test_the_edges_of_the_vocabulary_are_inside() -> None:
+    check_request(GenerationRequest("r", (0, N_VOCAB - 1)), INFO)
+
+
+@pytest.mark.parametrize(
+    ("n_wanted", "max_queue", "expected"),
+    [(0, 1, True), (3, 1, True), (4, 1, True), (5, 1, False), (6, 1, False), (10_000, 0, True)],
+)
+def test_the_queue_is_bounded_beyond_the_slots(n_wanted: int, max_queue: int, expected: bool) -> None:
+    """S48, with 4 slots; 0 is without limit."""
+    assert has_place(n_wanted, n_slots=4, max_queue=max_queue) is expected
+
+
+GOES_ON = {
+    "is_eog": False,
+    "is_stopped": False,
+    "n_generated": 1,
+    "max_tokens": 10,
+    "n_prompt": 1,
+    "n_ctx_seq": 100,
+}
+RULES_IN_ORDER: list[tuple[dict[str, object], FinishReason]] = [
+    ({"is_eog": True}, FinishReason.EOS),
+    ({"is_stopped": True}, FinishReason.STOP_SEQUENCE),
+    ({"max_tokens": 1}, FinishReason.LENGTH),
+    ({"n_ctx_seq": 2}, FinishReason.CONTEXT_EXHAUSTED),
+]
+
+
+def test_the_first_finish_rule_that_fires_wins() -> None:
+    """E7, E8: EOS, stop string, max_tokens, context."""
+    assert finish_reason(**GOES_ON) is None  # type: ignore[arg-type]  # the values have the parameters' types
+    for first, (_, expected) in enumerate(RULES_IN_ORDER):
+        fired: dict[str, object] = dict(GOES_ON)
+        for change, _ in RULES_IN_ORDER[first:]:
+            fired |= change
+        assert finish_reason(**fired) is expected  # type: ignore[arg-type]  # as above
+
+
+def test_prompt_and_text_together_fill_the_context_exactly() -> None:
+    common = {"is_eog": False, "is_stopped": False, "max_tokens": None}
+    at = [finish_reason(**common, n_generated=n, n_prompt=6, n_ctx_seq=10) for n in (3, 4)]  # type: ignore[arg-type]  # as above
+    assert at == [None, FinishReason.CONTEXT_EXHAUSTED]
+
+
+@pytest.mark.parametrize(
+    ("n_decoding", "n_prefilling", "mixed_step", "last_kind", "expected"),
+    [
+        (0, 0, True, StepKind.DECODE, None),
+        (2, 0, True, StepKind.DECODE, StepKind.DECODE),
+        (2, 0, False, StepKind.DECODE, StepKind.DECODE),
+        (0, 2, True, StepKind.DECODE, StepKind.MIXED),
+        (2, 2, True, StepKind.DECODE, StepKind.MIXED),
+        (0, 2, False, StepKind.PROMPT, StepKind.PROMPT),
+        (2, 2, False, StepKind.DECODE, StepKind.PROMPT),
+        (2, 2, False, StepKind.PROMPT, StepKind.DECODE),
+        # As many decode rows as the step has places: prompts get every second step.
+        (8, 2, True, StepKind.DECODE, StepKind.PROMPT),
+        (8, 2, True, StepKind.PROMPT, StepKind.DECODE),
+        (7, 2, True, StepKind.DECODE, StepKind.MIXED),
+    ],
+)
+def test_a_step_is_mixed_or_gives_turns(
+    n_decoding: int, n_prefilling: int, mixed_step: bool, last_kind: StepKind, expected: StepKind | None
+) -> None:
+    """T14, K105, with n_batch 8."""
+    kind = choose_step_kind(
+        n_decoding=n_decoding, n_prefilling=n_prefilling, n_batch=8, mixed_step=mixed_step, last_kind=last_kind
+    )
+    assert kind is expected
+
+
+def test_all_sequences_decode_when_they_fit() -> None:
+    assert list(choose_decode_rows([0, 2, 5], n_batch=3, last_seq_id=2)) == [0, 2, 5]
+
+
+def test_sequences_take_turns_when_they_do_not_fit() -> None:
+    turns: list[int] = []
+    last = -1
+    for _ in range(5):
+        rows = choose_decode_rows([0, 1, 2, 3, 4], n_batch=2, last_seq_id=last)
+        last = rows[-1]
+        turns += rows
+    assert sorted(turns) == sorted([0, 1, 2, 3, 4] * 2)
+
+
+@pytest.mark.parametrize(
+    ("n_decoding", "prefill_chunk", "expected"),
+    [(0, 32, 100), (1, 32, 32), (90, 32, 10), (1, 0, 99), (0, 0, 100)],
+)
+def test_beside_a_stream_all_pieces_together_stay_within_a_chunk(
+    n_decoding: int, prefill_chunk: int, expected: int
+) -> None:
+    assert prompt_budget(n_decoding=n_decoding, n_batch=100, prefill_chunk=prefill_chunk) == expected
+
+
+def test_prompts_share_the_budget_in_order_of_admission() -> None:
+    prompts = [PieceSize(3, 50), PieceSize(0, 20), PieceSize(1, 99)]
+    assert plan_pieces(prompts, budget=70, prefill_chunk=40) == [(3, 40), (0, 20), (1, 10)]
+    assert plan_pieces(prompts, budget=30, prefill_chunk=0) == [(3, 30)]
+    assert plan_pieces([], budget=30, prefill_chunk=8) == []
+
+
+@given(
+    left=st.lists(st.integers(1, 300), max_size=6),
+    budget=st.integers(1, 200),
+    prefill_chunk=st.integers(0, 100),
+)
+def test_pieces_fit_and_the_first_prompt_always_advances(left: list[int], budget: int, prefill_chunk: int) -> None:
+    """K102: no prompt waits for ever."""
+    prompts = [PieceSize(seq_id, n_left) for seq_id, n_left in enumerate(left)]
+    pieces = plan_pieces(prompts, budget=budget, prefill_chunk=prefill_chunk)
+    assert sum(piece.n_tokens for piece in pieces) <= budget
+    assert [piece.seq_id for piece in pieces] == list(range(len(pieces)))
+    for piece in pieces:
+        assert 0 < piece.n_tokens <= left[piece.seq_id]
+        assert prefill_chunk == 0 or piece.n_tokens <= prefill_chunk
+    assert bool(pieces) == bool(left)
+
+
+def test_the_largest_sequence_gives_way_and_the_newest_of_equals() -> None:
+    """S12, S13."""
+    assert choose_victim([FullRow(0, 5, 1), FullRow(1, 9, 2), FullRow(2, 5, 3)]) == 1
+    assert choose_victim([FullRow(0, 5, 4), FullRow(1, 5, 2), FullRow(2, 5, 3)]) == 0

@@ -1,0 +1,807 @@
+"""The scheduler, tick by tick, on the fake engine."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+import llamaserve.scheduler
+from llamaserve.config import SchedulerConfig
+from llamaserve.engine.fake import EOS, FakeEngine, FakeFlag, FakeRow, scripted
+from llamaserve.engine.port import RowError, StepPlan, Ticket
+from llamaserve.errors import (
+    BadRequest,
+    BadToken,
+    Cancelled,
+    ContextFull,
+    DecodeFailed,
+    EmptyPrompt,
+    EngineDown,
+    PromptTooLong,
+    QueueFull,
+)
+from llamaserve.request import FinishReason, SamplingParams, TextDelta, Timings
+from llamaserve.scheduler.scheduler import MAX_CONSECUTIVE_FAILED_STEPS
+from llamaserve.scheduler.stats import SchedulerStats
+from tests.unit.scheduler.harness import Harness, alone
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def says(reply: str | bytes, **sizes: int) -> FakeEngine:
+    """An engine that answers the prompt "p" with a reply and EOS."""
+    return FakeEngine(continuation=scripted({"p": reply}), **sizes)  # type: ignore[arg-type]  # every size is an int
+
+
+# Finish order and text.
+
+
+def test_eos_ends_the_text_and_is_no_part_of_it() -> None:
+    """E7: EOS is not pushed."""
+    harness = Harness(says("abc"))
+    request_id = harness.submit(b"p", max_tokens=100)
+    harness.run()
+    end = harness.finished(request_id)
+    assert (harness.text(request_id), harness.tokens(request_id)) == ("abc", list(b"abc"))
+    assert (end.reason, end.prompt_tokens, end.completion_tokens) == (FinishReason.EOS, 1, 3)
+
+
+def test_an_eos_at_once_gives_an_empty_text() -> None:
+    harness = Harness(says(""))
+    request_id = harness.submit(b"p")
+    harness.run()
+    assert harness.events[request_id] == [harness.finished(request_id)]
+    assert harness.finished(request_id).completion_tokens == 0
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4, 16])
+def test_max_tokens_is_exact(max_tokens: int) -> None:
+    """K48."""
+    harness = Harness()
+    request_id = harness.submit(max_tokens=max_tokens)
+    harness.run()
+    assert len(harness.tokens(request_id)) == max_tokens
+    assert harness.finished(request_id).reason is FinishReason.LENGTH
+
+
+def test_eos_in_the_place_after_max_tokens_is_a_length() -> None:
+    """E7: the bound fires with the token that reaches it."""
+    harness = Harness(says("abc"))
+    request_id = harness.submit(b"p", max_tokens=3)
+    harness.run()
+    assert harness.finished(request_id).reason is FinishReason.LENGTH
+
+
+def test_a_stop_string_wins_over_max_tokens_and_is_cut_off() -> None:
+    """E7, K151: matched across tokens, with the token that also reaches max_tokens."""
+    harness = Harness(says("hello END more"))
+    request_id = harness.submit(b"p", max_tokens=9, stop=("END",))
+    harness.run()
+    end = harness.finished(request_id)
+    assert (harness.text(request_id), end.reason, end.stop_sequence) == ("hello ", FinishReason.STOP_SEQUENCE, "END")
+    assert end.completion_tokens == 9
+
+
+def test_no_part_of_a_stop_string_is_given_out_early() -> None:
+    """K151: text that may become a stop is held back, and given out when it does not."""
+    harness = Harness(says("aEN?"))
+    request_id = harness.submit(b"p", max_tokens=100, stop=("END",))
+    harness.tick(3)
+    assert harness.text(request_id) == "a"
+    harness.run()
+    assert harness.text(request_id) == "aEN?"
+
+
+def test_held_back_text_is_given_out_at_the_end() -> None:
+    """K151: before the end, on EOS and on max_tokens."""
+    for max_tokens, reason in ((100, FinishReason.EOS), (3, FinishReason.LENGTH)):
+        harness = Harness(says("aEN"))
+        request_id = harness.submit(b"p", max_tokens=max_tokens, stop=("END",))
+        harness.run()
+        assert (harness.text(request_id), harness.finished(request_id).reason) == ("aEN", reason)
+        assert harness.finished(request_id).stop_sequence is None
+
+
+def test_a_character_is_never_split() -> None:
+    """S61: each delta is whole characters; the tokens come one by one all the same."""
+    harness = Harness(says("né🙂"))
+    request_id = harness.submit(b"p", max_tokens=100)
+    harness.run()
+    deltas = [event for event in harness.events[request_id] if isinstance(event, TextDelta)]
+    assert [delta.text for delta in deltas] == ["n", "", "é", "", "", "", "🙂"]
+    assert all(len(delta.tokens) == 1 for delta in deltas)
+
+
+def test_a_text_that_ends_inside_a_character_is_valid() -> None:
+    """K14."""
+    harness = Harness(says("ab🙂"))
+    request_id = harness.submit(b"p", max_tokens=4)
+    harness.run()
+    assert harness.text(request_id) == "ab\ufffd"
+
+
+def test_the_context_bounds_prompt_and_text_together() -> None:
+    """E7: ContextExhausted, without an option for it."""
+    harness = Harness(FakeEngine(n_ctx=20))
+    request_id = harness.submit(b"p" * 6, max_tokens=None)
+    harness.run()
+    end = harness.finished(request_id)
+    assert (end.reason, end.prompt_tokens, end.completion_tokens) == (FinishReason.CONTEXT_EXHAUSTED, 6, 14)
+    assert end.reason.openai == "length"
+
+
+def test_the_longest_prompt_gets_one_token() -> None:
+    harness = Harness(FakeEngine(n_ctx=20))
+    request_id = harness.submit(b"p" * 19, max_tokens=None)
+    harness.run()
+    assert harness.finished(request_id).completion_tokens == 1
+
+
+def test_a_token_is_delivered_in_the_tick_that_drew_it() -> None:
+    """S9."""
+    harness = Harness()
+    request_id = harness.submit()
+    for n_ticks in range(1, 5):
+        harness.tick()
+        assert len(harness.tokens(request_id)) == n_ticks
+
+
+def test_a_tick_delivers_once() -> None:
+    """§3: one hand-off carries all events of a tick."""
+    harness = Harness()
+    for _ in range(4):
+        harness.submit()
+    harness.tick(3)
+    assert [len(batch) for batch in harness.batches] == [4, 4, 4]
+
+
+# Steps.
+
+
+def test_decode_rows_and_prompt_pieces_share_a_step() -> None:
+    """T14: decode rows first."""
+    harness = Harness()
+    harness.submit(b"one")
+    harness.tick()
+    harness.submit(b"two")
+    harness.tick()
+    plan = harness.engine.plans[-1]
+    assert (list(plan.decode), [(piece.seq_id, bytes(piece.tokens)) for piece in plan.pieces]) == ([0], [(1, b"two")])
+
+
+def test_one_native_call_serves_a_tick() -> None:
+    """S5, S7: whatever the number of slots."""
+    harness = Harness()
+    for _ in range(4):
+        harness.submit(max_tokens=10)
+    harness.run()
+    assert len(harness.engine.plans) == 10 == harness.scheduler.stats().ticks
+
+
+def test_prompts_are_cut_into_chunks_and_computed_once() -> None:
+    """S62: only the last piece draws."""
+    harness = Harness(config=SchedulerConfig(prefill_chunk=4))
+    request_id = harness.submit(b"0123456789", max_tokens=1)
+    harness.run()
+    pieces = [piece for plan in harness.engine.plans for piece in plan.pieces]
+    assert b"".join(bytes(piece.tokens) for piece in pieces) == b"0123456789"
+    assert [(len(piece.tokens), piece.is_last) for piece in pieces] == [(4, False), (4, False), (2, True)]
+    assert harness.text(request_id) == alone(b"0123456789", 1)[0]
+
+
+def test_a_chunk_of_zero_is_as_much_as_a_step_holds() -> None:
+    harness = Harness(FakeEngine(n_batch=8), SchedulerConfig(prefill_chunk=0))
+    harness.submit(b"0123456789", max_tokens=1)
+    harness.run()
+    assert [len(plan.pieces[0].tokens) for plan in harness.engine.plans] == [8, 2]
+
+
+def test_no_step_is_larger_than_the_batch() -> None:
+    """S16."""
+    harness = Harness(FakeEngine(n_batch=16), SchedulerConfig(prefill_chunk=10))
+    for n in (30, 5, 40, 17):
+        harness.submit(b"p" * n, max_tokens=5)
+    harness.run()
+    sizes = [len(plan.decode) + sum(len(piece.tokens) for piece in plan.pieces) for plan in harness.engine.plans]
+    assert max(sizes) == 16
+
+
+def test_a_stream_never_waits_for_more_than_a_chunk_of_prompts() -> None:
+    """A running request gets a token each tick, and the pieces beside it stay within one chunk together."""
+    harness = Harness(FakeEngine(n_batch=100), SchedulerConfig(prefill_chunk=10))
+    stream = harness.submit(max_tokens=100)
+    harness.tick()
+    for _ in range(3):
+        harness.submit(b"p" * 50, max_tokens=1)
+    for n_tokens in range(2, 15):
+        harness.tick()
+        assert len(harness.tokens(stream)) == n_tokens
+        assert sum(len(piece.tokens) for piece in harness.engine.plans[-1].pieces) <= 10
+
+
+def test_a_short_prompt_is_served_after_a_bounded_number_of_ticks() -> None:
+    """K9: a long prompt before it and streams beside it delay it, by no more than their chunks."""
+    harness = Harness(FakeEngine(n_ctx=4096, n_batch=100), SchedulerConfig(prefill_chunk=10))
+    harness.submit(max_tokens=500)
+    harness.tick()
+    harness.submit(b"p" * 200, max_tokens=1)
+    short = harness.submit(b"short", max_tokens=1)
+    harness.tick(21)
+    assert harness.terminals(short)
+
+
+def test_without_mixed_steps_a_step_is_all_decode_rows_or_one_piece() -> None:
+    """Parity profile: nothing beside a prompt piece changes its numbers, and both kinds take turns."""
+    harness = Harness(config=SchedulerConfig(mixed_step=False, prefill_chunk=4))
+    for n in (6, 9, 3, 11, 5):
+        harness.submit(b"p" * n, max_tokens=6)
+    harness.run()
+    kinds = [(bool(plan.decode), len(plan.pieces)) for plan in harness.engine.plans]
+    assert set(kinds) == {(True, 0), (False, 1)}
+    both_waited = range(2, 8)
+    assert len({kinds[n] for n in both_waited}) == 2
+
+
+def test_without_mixed_steps_a_prompt_is_always_cut_the_same_way() -> None:
+    """Parity profile: the pieces depend on the prompt alone."""
+    cuts = []
+    for n_others in (0, 3):
+        harness = Harness(config=SchedulerConfig(mixed_step=False, prefill_chunk=4))
+        for _ in range(n_others):
+            harness.submit(b"other" * 3, max_tokens=9)
+        harness.submit(b"0123456789", max_tokens=2)
+        harness.run()
+        cuts.append(
+            [
+                bytes(piece.tokens)
+                for plan in harness.engine.plans
+                for piece in plan.pieces
+                if bytes(piece.tokens) in b"0123456789"
+            ]
+        )
+    assert cuts[0] == cuts[1] == [b"0123", b"4567", b"89"]
+
+
+def test_more_slots_than_the_batch_holds_still_all_finish() -> None:
+    """K105: decode rows take turns, and prompts get theirs."""
+    harness = Harness(FakeEngine(n_slots=5, n_batch=2), SchedulerConfig(max_queue=0))
+    ids = [harness.submit(b"prompt %d" % n, max_tokens=7) for n in range(9)]
+    harness.run()
+    for n, request_id in enumerate(ids):
+        assert harness.tokens(request_id) == alone(b"prompt %d" % n, 7)[1]
+
+
+def test_more_slots_than_the_batch_holds_advance_together() -> None:
+    """K105: no stream waits for another to end."""
+    harness = Harness(FakeEngine(n_slots=5, n_batch=2))
+    ids = [harness.submit(b"p", max_tokens=100) for _ in range(5)]
+    harness.tick(40)
+    counts = [len(harness.tokens(request_id)) for request_id in ids]
+    assert max(counts) - min(counts) <= 2, counts
+
+
+def test_prompts_are_computed_in_the_order_of_admission_whatever_their_slots() -> None:
+    """K9: the slot used longest ago comes first, so the order of slots is another."""
+    harness = Harness(FakeEngine(n_slots=3, n_batch=10))
+    harness.submit(b"x", max_tokens=1)
+    harness.tick()
+    for prompt in (b"aaaa", b"bbbb", b"cccc"):
+        harness.submit(prompt, max_tokens=1)
+    harness.tick()
+    pieces = harness.engine.plans[-1].pieces
+    assert [(piece.seq_id, bytes(piece.tokens)) for piece in pieces] == [(1, b"aaaa"), (2, b"bbbb"), (0, b"cc")]
+
+
+def test_concurrent_requests_get_what_each_gets_alone() -> None:
+    """E20, S6."""
+    harness = Harness()
+    prompts = [b"a", b"bcd" * 9, b"efghij", b"k" * 30, b"lmn"]
+    ids = [harness.submit(prompt, max_tokens=12) for prompt in prompts]
+    harness.run()
+    assert [harness.tokens(request_id) for request_id in ids] == [alone(prompt, 12)[1] for prompt in prompts]
+
+
+# Admission.
+
+
+def test_requests_are_admitted_first_come_first_served() -> None:
+    harness = Harness(FakeEngine(n_slots=1))
+    ids = [harness.submit(max_tokens=2) for _ in range(4)]
+    harness.run()
+    ends = [request_id for batch in harness.batches for request_id, event in batch if not isinstance(event, TextDelta)]
+    assert ends == ids
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    """S48, K23: before any tick; the slots' places and max_queue more are taken."""
+    harness = Harness(FakeEngine(n_slots=2), SchedulerConfig(max_queue=3))
+    ids = [harness.submit() for _ in range(5)]
+    with pytest.raises(QueueFull, match="3 waiting"):
+        harness.submit()
+    harness.run()
+    assert all(harness.finished(request_id) for request_id in ids)
+    assert harness.scheduler.stats().queue_rejects == 1
+    harness.submit()
+
+
+def test_a_place_is_free_again_when_a_request_ends_or_is_cancelled() -> None:
+    """S53: a cancelled one leaves the queue at once, before any tick."""
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(max_queue=1))
+    harness.submit(max_tokens=1)
+    waiting = harness.submit()
+    harness.tick()
+    harness.submit()
+    with pytest.raises(QueueFull):
+        harness.submit()
+    harness.scheduler.cancel(waiting)
+    harness.submit()
+    with pytest.raises(QueueFull):
+        harness.submit()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [((), EmptyPrompt), ((1,) * 1024, PromptTooLong), ((1, 258), BadToken), ((1, -1), BadToken)],
+)
+def test_a_bad_prompt_takes_no_place(prompt: tuple[int, ...], error: type[Exception]) -> None:
+    """S67, K26: and the next request is served."""
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(max_queue=1))
+    for _ in range(5):
+        with pytest.raises(error):
+            harness.submit(prompt)
+    good = harness.submit()
+    harness.run()
+    assert harness.finished(good)
+
+
+def test_a_request_id_is_used_by_one_live_request() -> None:
+    harness = Harness()
+    harness.submit(request_id="same")
+    with pytest.raises(BadRequest, match="'same' is in use"):
+        harness.submit(request_id="same")
+    harness.run()
+    harness.submit(request_id="same")
+
+
+def test_every_request_gets_a_fresh_sampler_with_its_own_parameters() -> None:
+    """S39, S40, S6: opened with its parameters, closed at its end."""
+    harness = Harness(FakeEngine(n_slots=1))
+    ids = [harness.submit(sampling=SamplingParams(seed=seed), max_tokens=1) for seed in (1, 2)]
+    harness.run()
+    assert [spec.sampling.seed for spec in harness.engine.opened] == [1, 2]
+    assert [spec.seq_id for spec in harness.engine.opened] == [0, 0]
+    assert all(harness.finished(request_id) for request_id in ids)
+
+
+def test_an_engine_that_cannot_open_fails_that_request_alone() -> None:
+    """S66."""
+
+    class PickyEngine(FakeEngine):
+        def open(self, spec):  # type: ignore[no-untyped-def]  # as FakeEngine.open
+            if spec.sampling.seed == 13:
+                raise ValueError("unlucky")
+            super().open(spec)
+
+    harness = Harness(PickyEngine())
+    bad = harness.submit(sampling=SamplingParams(seed=13))
+    good = harness.submit()
+    harness.run()
+    assert isinstance(harness.error(bad), DecodeFailed)
+    assert "ValueError: unlucky" in str(harness.error(bad))
+    assert harness.finished(good)
+
+
+# Cancellation.
+
+
+def test_cancelling_a_running_request_frees_its_slot_within_a_tick() -> None:
+    """S51, K20."""
+    harness = Harness(FakeEngine(n_slots=1))
+    first = harness.submit(max_tokens=2000)
+    second = harness.submit(max_tokens=1)
+    harness.tick(3)
+    assert harness.scheduler.cancel(first)
+    harness.tick()
+    assert isinstance(harness.error(first), Cancelled)
+    assert harness.finished(second)
+    assert len(harness.tokens(first)) == 3  # S3
+    assert harness.scheduler.stats().requests_cancelled == 1
+
+
+def test_cancelling_a_prompt_that_is_being_computed_ends_it() -> None:
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(prefill_chunk=4))
+    request_id = harness.submit(b"p" * 100)
+    harness.tick(2)
+    harness.scheduler.cancel(request_id)
+    harness.tick()
+    assert isinstance(harness.error(request_id), Cancelled)
+    assert harness.engine.used_cells() == 0
+    assert len(harness.engine.plans) == 2
+
+
+def test_a_request_cancelled_in_the_queue_never_starts() -> None:
+    """S53, K15: and gets its one terminal event."""
+    harness = Harness(FakeEngine(n_slots=1))
+    running = harness.submit(max_tokens=3)
+    queued = harness.submit()
+    harness.tick()
+    harness.scheduler.cancel(queued)
+    harness.run()
+    assert isinstance(harness.error(queued), Cancelled)
+    assert harness.finished(running)
+    assert len(harness.engine.opened) == 1
+
+
+def test_a_request_cancelled_before_the_first_tick_never_starts() -> None:
+    """S53."""
+    harness = Harness()
+    request_id = harness.submit()
+    harness.scheduler.cancel(request_id)
+    harness.run()
+    assert isinstance(harness.error(request_id), Cancelled)
+    assert harness.engine.plans == []
+
+
+def test_cancelling_again_or_too_late_changes_nothing() -> None:
+    """K50: one terminal event."""
+    harness = Harness()
+    request_id = harness.submit(max_tokens=1)
+    harness.scheduler.cancel(request_id)
+    assert harness.scheduler.cancel(request_id)
+    harness.run()
+    assert not harness.scheduler.cancel(request_id)
+    assert not harness.scheduler.cancel("nobody")
+    harness.run()
+    assert len(harness.terminals(request_id)) == 1
+
+
+def test_a_cancel_in_the_tick_of_the_end_gives_one_terminal_event() -> None:
+    """K15."""
+    engine = FakeEngine()
+    harness = Harness(engine)
+    request_id = harness.submit(max_tokens=1)
+    other = harness.submit(max_tokens=3)
+
+    def cancel(plan: StepPlan, flag: FakeFlag | None) -> None:
+        harness.scheduler.cancel(request_id)
+
+    engine.before_step = cancel
+    harness.run()
+    assert len(harness.terminals(request_id)) == 1
+    assert harness.finished(other)
+
+
+def test_a_step_is_stopped_when_all_its_requests_are_cancelled() -> None:
+    """S56."""
+    engine = FakeEngine()
+    harness = Harness(engine)
+    ids = [harness.submit(), harness.submit()]
+    flags = []
+
+    def cancel_both(plan: StepPlan, flag: FakeFlag | None) -> None:
+        assert flag is not None
+        harness.scheduler.cancel(ids[0])
+        assert not flag.is_set, "one request still waits for this step"
+        harness.scheduler.cancel(ids[1])
+        flags.append(flag)
+
+    engine.before_step = cancel_both
+    harness.tick()
+    assert flags[0].is_set
+    assert all(isinstance(harness.error(request_id), Cancelled) for request_id in ids)
+    assert harness.scheduler.stats().prompt_tokens == 0
+
+
+def test_a_cancel_between_two_steps_touches_no_flag() -> None:
+    """S56: a flag belongs to one step."""
+    engine = FakeEngine()
+    harness = Harness(engine)
+    seen: list[FakeFlag | None] = []
+    engine.before_step = lambda plan, flag: seen.append(flag)
+    first = harness.submit()
+    harness.tick()
+    harness.scheduler.cancel(first)
+    second = harness.submit(max_tokens=2)
+    harness.run()
+    assert harness.finished(second)
+    assert len({id(flag) for flag in seen}) == len(seen)
+    assert not any(flag is not None and flag.is_set for flag in seen)
+
+
+def test_an_aborted_row_that_nobody_cancelled_is_an_error() -> None:
+    """The scheduler never stops such a step; an engine that does is not believed."""
+    harness = Harness()
+    harness.engine.fail_row(0, RowError.ABORTED)
+    request_id = harness.submit()
+    other = harness.submit()
+    harness.run()
+    assert isinstance(harness.error(request_id), DecodeFailed)
+    assert harness.finished(other)
+
+
+# Failures.
+
+
+@pytest.mark.parametrize(
+    ("row_error", "error"), [(RowError.DECODE, DecodeFailed), (RowError.CONTEXT_FULL, ContextFull)]
+)
+@pytest.mark.parametrize("n_ticks", [0, 2])
+def test_a_row_that_fails_fails_alone(row_error: RowError, error: type[Exception], n_ticks: int) -> None:
+    """E9, S66, K125: as a prompt piece and as a decode row; the other row's text is as alone."""
+    harness = Harness()
+    bad = harness.submit(b"bad", max_tokens=10)
+    good = harness.submit(b"good", max_tokens=10)
+    harness.tick(n_ticks)
+    harness.engine.fail_row(0, row_error)
+    harness.run()
+    assert isinstance(harness.error(bad), error)
+    assert len(harness.tokens(bad)) == n_ticks
+    assert harness.tokens(good) == alone(b"good", 10)[1]
+    assert harness.scheduler.stats().requests_failed == 1
+
+
+def test_a_full_cache_ends_the_largest_request_with_its_numbers() -> None:
+    """S12, S13: both lacked a cell in the same step; the small one goes on, with the text it gets alone."""
+    harness = Harness(FakeEngine(n_ctx=40, n_slots=2))
+    large = harness.submit(b"p" * 20, max_tokens=None)
+    small = harness.submit(b"q" * 4, max_tokens=30)
+    harness.run()
+    message = str(harness.error(large))
+    assert re.search(r"40 cells.*20 of 20 prompt tokens and 9 generated", message), message
+    assert isinstance(harness.error(large), ContextFull)
+    assert harness.tokens(small) == alone(b"q" * 4, 30)[1]
+
+
+def test_a_prompt_that_finds_no_cells_fails_and_the_running_request_goes_on() -> None:
+    """S12, S13."""
+    harness = Harness(FakeEngine(n_ctx=40, n_slots=2), SchedulerConfig(prefill_chunk=8))
+    running = harness.submit(b"q" * 20, max_tokens=15)
+    harness.tick(2)
+    late = harness.submit(b"p" * 30)
+    harness.run()
+    assert isinstance(harness.error(late), ContextFull)
+    assert harness.tokens(running) == alone(b"q" * 20, 15)[1]
+
+
+@pytest.mark.parametrize("n_requests", [1, 3])
+def test_a_step_that_raises_fails_its_requests_and_no_more(n_requests: int) -> None:
+    """K122, S64: also at a batch of one; the server serves the next request."""
+    harness = Harness()
+    ids = [harness.submit() for _ in range(n_requests)]
+    harness.tick(2)
+    harness.engine.fail_step(RuntimeError("no memory"))
+    harness.tick()
+    for request_id in ids:
+        assert isinstance(harness.error(request_id), DecodeFailed)
+        assert "RuntimeError: no memory" in str(harness.error(request_id))
+    assert harness.engine.used_cells() == 0
+    after = harness.submit()
+    harness.run()
+    assert harness.finished(after)
+
+
+def test_a_request_outside_the_failing_step_goes_on() -> None:
+    """K122: without mixed steps, the decoding one is not part of the prompt's step."""
+    harness = Harness(config=SchedulerConfig(mixed_step=False))
+    running = harness.submit(b"run", max_tokens=10)
+    harness.tick(2)
+    broken = harness.submit(b"broken")
+    harness.engine.fail_step(RuntimeError("boom"))
+    harness.run()
+    assert isinstance(harness.error(broken), DecodeFailed)
+    assert harness.tokens(running) == alone(b"run", 10)[1]
+
+
+@pytest.mark.parametrize("answer", ["short", "long", "shuffled"])
+def test_rows_that_cannot_be_told_apart_all_fail(answer: str) -> None:
+    """K124, E10."""
+
+    class SloppyEngine(FakeEngine):
+        def collect(self, ticket: Ticket) -> list[FakeRow]:
+            rows = super().collect(ticket)
+            return {"short": rows[:-1], "long": [*rows, rows[0]], "shuffled": rows[::-1]}[answer]
+
+    harness = Harness(SloppyEngine())
+    ids = [harness.submit(), harness.submit()]
+    harness.run()
+    assert all(isinstance(harness.error(request_id), DecodeFailed) for request_id in ids)
+
+
+def test_a_row_without_a_token_fails() -> None:
+    class MuteEngine(FakeEngine):
+        def collect(self, ticket: Ticket) -> list[FakeRow]:
+            return [FakeRow(row.seq_id) for row in super().collect(ticket)]
+
+    harness = Harness(MuteEngine())
+    request_id = harness.submit()
+    harness.run()
+    assert "drew no token" in str(harness.error(request_id))
+
+
+def test_a_failed_step_counts_once_however_many_rows_it_had() -> None:
+    """K123, E11: 8 rows in one failing step are one failure."""
+    harness = Harness(FakeEngine(n_slots=8))
+    ids = [harness.submit() for _ in range(8)]
+    harness.engine.fail_step(RuntimeError("once"))
+    harness.run()
+    assert all(isinstance(harness.error(request_id), DecodeFailed) for request_id in ids)
+    after = harness.submit()
+    harness.run()
+    assert harness.finished(after)
+
+
+def fail_steps(harness: Harness, times: int) -> None:
+    """Let a number of steps fail, one request each."""
+    for _ in range(times):
+        harness.submit()
+        harness.engine.fail_step(RuntimeError("again"))
+        harness.tick()
+
+
+def test_eight_failed_steps_in_a_row_answer_everything_and_refuse_more() -> None:
+    """E11."""
+    harness = Harness(FakeEngine(n_slots=1))
+    fail_steps(harness, MAX_CONSECUTIVE_FAILED_STEPS - 1)
+    harness.engine.fail_step(RuntimeError("the last"))
+    last = harness.submit()
+    queued = harness.submit()
+    harness.tick()
+    assert isinstance(harness.error(last), DecodeFailed)
+    assert isinstance(harness.error(queued), EngineDown)
+    assert "8 failed steps in a row" in str(harness.error(queued))
+    assert "the last" in str(harness.error(queued))
+    assert harness.scheduler.failure is not None
+    with pytest.raises(EngineDown, match="8 failed steps"):
+        harness.submit()
+
+
+def test_a_success_forgives_the_failures_before_it() -> None:
+    """E11, K123."""
+    harness = Harness(FakeEngine(n_slots=1))
+    for _ in range(3):
+        fail_steps(harness, MAX_CONSECUTIVE_FAILED_STEPS - 1)
+        good = harness.submit(max_tokens=1)
+        harness.run()
+        assert harness.finished(good)
+
+
+def test_failing_rows_count_as_a_failed_step_when_no_row_worked() -> None:
+    """E11."""
+    harness = Harness(FakeEngine(n_slots=2))
+    for _ in range(MAX_CONSECUTIVE_FAILED_STEPS):
+        for seq_id in (0, 1):
+            harness.engine.fail_row(seq_id, RowError.DECODE)
+            harness.submit()
+        harness.tick()
+    assert harness.scheduler.failure is not None
+
+
+def test_full_caches_and_lone_bad_rows_are_no_failed_steps() -> None:
+    """E11: pressure is not a failure, nor is one request's row beside others that work."""
+    harness = Harness(FakeEngine(n_slots=2))
+    for _ in range(2 * MAX_CONSECUTIVE_FAILED_STEPS):
+        harness.engine.fail_row(0, RowError.CONTEXT_FULL)
+        harness.submit()
+        harness.tick()
+    harness.submit(max_tokens=500)
+    harness.tick()
+    for _ in range(2 * MAX_CONSECUTIVE_FAILED_STEPS):
+        harness.submit()
+        harness.engine.fail_row(0, RowError.DECODE)
+        harness.engine.fail_row(1, RowError.DECODE)
+        harness.tick()
+        harness.submit(max_tokens=500)
+        harness.tick()
+    assert harness.scheduler.failure is None
+
+
+def test_a_stop_answers_everything_and_refuses_more() -> None:
+    """K15: running, queued and just submitted requests get one terminal event each."""
+    harness = Harness(FakeEngine(n_slots=1))
+    ids = [harness.submit(), harness.submit()]
+    harness.tick()
+    ids.append(harness.submit())
+    harness.scheduler.stop(EngineDown("closing"))
+    with pytest.raises(EngineDown, match="closing"):
+        harness.submit()
+    harness.tick()
+    assert harness.scheduler.is_stopped
+    assert [str(harness.error(request_id)) for request_id in ids] == ["closing"] * 3
+
+
+def test_a_stop_interrupts_the_running_step() -> None:
+    engine = FakeEngine()
+    harness = Harness(engine)
+    request_id = harness.submit()
+    engine.before_step = lambda plan, flag: harness.scheduler.stop(EngineDown("closing"))
+    harness.tick()
+    assert str(harness.error(request_id)) == "closing"
+    assert harness.scheduler.stats().prompt_tokens == 0
+
+
+def test_fail_all_answers_requests_in_any_state() -> None:
+    harness = Harness(FakeEngine(n_slots=1))
+    ids = [harness.submit(), harness.submit()]
+    harness.tick()
+    ids.append(harness.submit())
+    harness.scheduler.fail_all(EngineDown("bug"))
+    assert [str(harness.error(request_id)) for request_id in ids] == ["bug"] * 3
+    harness.tick()
+    assert all(len(harness.terminals(request_id)) == 1 for request_id in ids)
+
+
+# Numbers.
+
+
+def test_timings_run_from_submission() -> None:
+    """K15, S1: queue, prompt and text add up."""
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(prefill_chunk=4))
+    harness.submit(max_tokens=1)
+    harness.tick(1)
+    request_id = harness.submit(b"12345678", max_tokens=3)
+    harness.clock.now_s += 2.0
+    harness.tick()  # "hello" has a second piece
+    for seconds in (4.0, 8.0, 16.0, 32.0):
+        harness.clock.now_s += seconds
+        harness.tick()
+    timings = harness.finished(request_id).timings
+    assert timings == Timings(queue_s=6.0, prefill_s=8.0, decode_s=48.0)
+    assert timings.ttft_s == 14.0
+
+
+def test_stats_say_what_is_going_on() -> None:
+    harness = Harness(FakeEngine(n_slots=2), SchedulerConfig(prefill_chunk=4))
+    harness.submit(b"abc", max_tokens=2)
+    harness.tick()
+    harness.submit(b"p" * 10, max_tokens=5)
+    harness.submit(b"wait", max_tokens=5)
+    harness.tick()
+    stats = harness.scheduler.stats()
+    assert stats == SchedulerStats(
+        active_slots=1,
+        prefilling_slots=1,
+        idle_slots=1,
+        queue_depth=1,
+        n_slots=2,
+        n_batch=512,
+        n_ctx=1024,
+        used_cells=4,
+        ticks=2,
+        decode_tokens=1,
+        prompt_tokens=7,
+        generated_tokens=2,
+        requests_done=1,
+        requests_cancelled=0,
+        requests_failed=0,
+        queue_rejects=0,
+    )
+
+
+def test_an_idle_scheduler_says_so_and_asks_the_engine_for_no_step() -> None:
+    harness = Harness()
+    assert not harness.scheduler.tick()
+    assert harness.engine.plans == []
+    assert harness.batches == []
+
+
+def test_the_scheduler_calls_no_model_function_itself() -> None:
+    """E16: it decides; only the engine computes."""
+    sources = Path(llamaserve.scheduler.__file__).parent.glob("*.py")
+    found = [
+        (path.name, word)
+        for path, word in itertools.product(sources, ("llama_", ".decode(", ".sample(", "_engine import", "pybind"))
+        if word in path.read_text()
+    ]
+    assert found == []
+
+
+def test_an_ended_text_stays_ended_when_eos_is_forbidden() -> None:
+    """ignore_eos reaches the engine: the length alone ends the text."""
+    harness = Harness(FakeEngine(continuation=lambda history: EOS))
+    request_id = harness.submit(sampling=SamplingParams(ignore_eos=True), max_tokens=5)
+    harness.run()
+    assert harness.text(request_id) == "....."
+    assert harness.finished(request_id).reason is FinishReason.LENGTH

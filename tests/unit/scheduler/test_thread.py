@@ -1,0 +1,164 @@
+"""The scheduler's thread: starts, sleeps, stops promptly, survives. Events instead of sleeps."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from llamaserve.config import SchedulerConfig
+from llamaserve.engine.fake import FakeEngine, FakeFlag
+from llamaserve.engine.port import StepPlan
+from llamaserve.errors import Cancelled, EngineDown
+from llamaserve.request import Event, Failed, Finished, GenerationRequest
+from llamaserve.scheduler.thread import SchedulerThread
+
+PATIENCE_S = 20.0
+
+
+class Running:
+    """A thread, and a queue of what it delivered."""
+
+    def __init__(self, engine: FakeEngine, config: SchedulerConfig | None = None) -> None:
+        self.engine = engine
+        self.delivered: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
+        self.thread = SchedulerThread(engine, config or SchedulerConfig(), self._deliver)
+
+    def _deliver(self, events: list[tuple[str, Event]]) -> None:
+        for event in events:
+            self.delivered.put(event)
+
+    def submit(self, request_id: str = "r", max_tokens: int = 3) -> None:
+        """Submit a small request."""
+        self.thread.submit(GenerationRequest(request_id, (1, 2, 3), max_tokens))
+
+    def terminal(self) -> tuple[str, Event]:
+        """The next terminal event."""
+        while True:
+            request_id, event = self.delivered.get(timeout=PATIENCE_S)
+            if isinstance(event, Finished | Failed):
+                return request_id, event
+
+
+def blocks_until_flagged(entered: threading.Event) -> Callable[[StepPlan, FakeFlag | None], None]:
+    """A step that runs until its flag is set, as a long prefill that is stopped."""
+
+    def before_step(plan: StepPlan, flag: FakeFlag | None) -> None:
+        assert flag is not None
+        entered.set()
+        assert flag.wait(PATIENCE_S)
+
+    return before_step
+
+
+def names_of_threads() -> list[str]:
+    """Threads alive."""
+    return [thread.name for thread in threading.enumerate()]
+
+
+def test_requests_are_served_one_after_the_other_and_at_once() -> None:
+    running = Running(FakeEngine())
+    running.submit("a")
+    assert running.terminal()[0] == "a"
+    running.submit("b")
+    running.submit("c")
+    assert {running.terminal()[0], running.terminal()[0]} == {"b", "c"}
+    running.thread.close()
+
+
+def test_a_cancel_ends_a_long_step_in_the_middle() -> None:
+    """S56, K12: the running step is stopped, and the thread serves the next request."""
+    entered = threading.Event()
+    running = Running(FakeEngine(before_step=blocks_until_flagged(entered)))
+    running.submit("a")
+    assert entered.wait(PATIENCE_S)
+    assert running.thread.cancel("a")
+    request_id, event = running.terminal()
+    assert request_id == "a"
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, Cancelled)
+    running.engine.before_step = None
+    running.submit("b")
+    assert isinstance(running.terminal()[1], Finished)
+    running.thread.close()
+
+
+def test_a_close_ends_a_long_step_and_answers_everybody() -> None:
+    """K15."""
+    entered = threading.Event()
+    running = Running(FakeEngine(n_slots=1, before_step=blocks_until_flagged(entered)))
+    running.submit("a")
+    running.submit("b")
+    assert entered.wait(PATIENCE_S)
+    running.thread.close()
+    answers = dict([running.terminal(), running.terminal()])
+    assert answers.keys() == {"a", "b"}
+    for event in answers.values():
+        assert isinstance(event, Failed)
+        assert isinstance(event.error, EngineDown)
+    assert running.engine.is_shut_down
+    assert "llamaserve-scheduler" not in names_of_threads()
+
+
+def test_a_closed_thread_refuses() -> None:
+    running = Running(FakeEngine())
+    running.submit("a")
+    running.terminal()
+    running.thread.close()
+    running.thread.close()
+    with pytest.raises(EngineDown, match="shutting down"):
+        running.submit("b")
+
+
+def test_a_thread_that_never_started_closes_and_never_starts() -> None:
+    running = Running(FakeEngine())
+    running.thread.close()
+    assert running.engine.is_shut_down
+    with pytest.raises(EngineDown):
+        running.submit("a")
+    assert "llamaserve-scheduler" not in names_of_threads()
+
+
+def test_a_fault_of_the_scheduler_itself_answers_everybody() -> None:
+    """K36, K15: nobody waits for a thread that has died."""
+
+    class FaultyEngine(FakeEngine):
+        def used_cells(self) -> int:
+            if self.plans:
+                raise ZeroDivisionError("a bug")
+            return 0
+
+    running = Running(FaultyEngine(n_slots=1))
+    running.submit("a")
+    request_id, event = running.terminal()
+    assert request_id == "a"
+    assert isinstance(event, Failed)
+    assert "a bug" in str(event.error)
+    with pytest.raises(EngineDown):
+        running.submit("b")
+    running.thread.close()
+    assert running.engine.is_shut_down
+
+
+def test_many_threads_submit_and_cancel_and_each_gets_one_answer() -> None:
+    """K15, K50."""
+    running = Running(FakeEngine(), SchedulerConfig(max_queue=0))
+    n_requests = 60
+
+    def submit(start: int) -> None:
+        for n in range(start, n_requests, 4):
+            running.submit(f"r{n}", max_tokens=5)
+            if n % 3 == 0:
+                running.thread.cancel(f"r{n}")
+
+    threads = [threading.Thread(target=submit, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    answered = [running.terminal()[0] for _ in range(n_requests)]
+    running.thread.close()
+    assert sorted(answered) == sorted(f"r{n}" for n in range(n_requests))
+    assert running.delivered.empty()

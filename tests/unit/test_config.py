@@ -1,0 +1,92 @@
+"""Options check themselves and say which one is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llamaserve.config import (
+    EngineConfig,
+    FlashAttention,
+    HttpConfig,
+    Profile,
+    SchedulerConfig,
+    split_options,
+    usable_cores,
+)
+from llamaserve.errors import ConfigError, UnknownOption
+
+
+def test_the_defaults_are_those_of_the_specification() -> None:
+    """§1.1."""
+    config = EngineConfig(Path("model.gguf"))
+    assert (config.n_ctx, config.n_slots, config.n_batch, config.n_ubatch) == (8192, 4, 2048, 512)
+    assert config.n_gpu_layers == 99
+    scheduler = SchedulerConfig()
+    assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (64, 512, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_ctx", 0),
+        ("n_ctx", 2**31),
+        ("n_ctx", 4096.0),
+        ("n_slots", 0),
+        ("n_slots", 257),
+        ("n_batch", 0),
+        ("n_ubatch", 0),
+        ("n_threads", -1),
+        ("n_threads_batch", 1025),
+        ("n_gpu_layers", -1),
+    ],
+)
+def test_an_engine_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
+    """K18."""
+    with pytest.raises(ConfigError, match=f"^{name} is {value}"):
+        EngineConfig(Path("model.gguf"), **{name: value})  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_queue", -1), ("prefill_chunk", -1), ("max_queue", None)])
+def test_a_scheduler_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is {value}"):
+        SchedulerConfig(**{name: value})  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(("name", "value"), [("port", -1), ("port", 65536), ("max_body_bytes", 0)])
+def test_an_http_option_that_cannot_work_is_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is {value}"):
+        HttpConfig(**{name: value})  # type: ignore[arg-type]  # fields have many types
+
+
+def test_zero_threads_are_one_for_each_usable_core() -> None:
+    config = EngineConfig(Path("model.gguf"))
+    assert config.threads == config.threads_batch == usable_cores() >= 1
+    config = EngineConfig(Path("model.gguf"), n_threads=3)
+    assert (config.threads, config.threads_batch) == (3, 3)
+    config = EngineConfig(Path("model.gguf"), n_threads=3, n_threads_batch=5)
+    assert (config.threads, config.threads_batch) == (3, 5)
+
+
+def test_the_parity_profile_has_no_flash_attention() -> None:
+    """F1, F4."""
+    path = Path("model.gguf")
+    assert EngineConfig(path).flash_attention_mode is FlashAttention.AUTO
+    config = EngineConfig(path, profile=Profile.PARITY, flash_attention=FlashAttention.ON)
+    assert config.flash_attention_mode is FlashAttention.OFF
+
+
+def test_options_go_to_the_config_that_knows_them() -> None:
+    parts = split_options({"n_ctx": 512, "max_queue": 1}, EngineConfig, SchedulerConfig)
+    assert parts == [{"n_ctx": 512}, {"max_queue": 1}]
+
+
+def test_an_option_no_config_knows_is_refused_with_the_closest_name() -> None:
+    """K33."""
+    with pytest.raises(UnknownOption, match="'prefil_chunk'; did you mean 'prefill_chunk'") as caught:
+        split_options({"prefil_chunk": 1}, EngineConfig, SchedulerConfig)
+    assert (caught.value.name, caught.value.suggestion) == ("prefil_chunk", "prefill_chunk")
+    with pytest.raises(UnknownOption) as caught:
+        split_options({"qqqqq": 1}, EngineConfig)
+    assert caught.value.suggestion is None

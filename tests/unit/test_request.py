@@ -1,0 +1,132 @@
+"""Requests and sampling parameters check themselves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from llamaserve.errors import BadRequest, BadSampler
+from llamaserve.request import (
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    SEED_MAX,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+    Timings,
+)
+
+
+def test_the_sampling_defaults_are_those_of_llama_cpp() -> None:
+    """E25."""
+    params = SamplingParams()
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.8, 40, 0.95, 0.05)
+    assert (params.repeat_penalty, params.repeat_last_n) == (1.0, 64)
+    assert (params.frequency_penalty, params.presence_penalty, params.seed) == (0.0, 0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", 101),
+        ("temperature", math.nan),
+        ("temperature", "warm"),
+        ("temperature", True),
+        ("top_p", -0.1),
+        ("top_p", 1.1),
+        ("min_p", math.inf),
+        ("repeat_penalty", 0),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("repeat_last_n", -1),
+        ("seed", -1),
+        ("seed", SEED_MAX + 1),
+        ("seed", "7"),
+        ("logit_bias", {1: 101.0}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: math.inf}),
+    ],
+)
+def test_a_sampling_value_outside_its_range_is_refused_by_name(name: str, value: object) -> None:
+    """K27: the message names the field, the value and the limit."""
+    with pytest.raises(BadSampler, match=f"^{name} is .*must be") as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]  # that is the point
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0),
+        ("temperature", 100.0),
+        ("top_p", 0),
+        ("top_p", 1),
+        ("top_k", 0),
+        ("seed", 0),
+        ("seed", SEED_MAX),
+        ("repeat_penalty", 0.01),
+        ("logit_bias", {1: -math.inf, 2: 100, 3: -100}),
+    ],
+)
+def test_the_ends_of_a_range_are_inside(name: str, value: object) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == value  # type: ignore[arg-type]  # fields have many types
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"repeat_penalty": 1.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
+    ],
+)
+def test_penalties_are_on_when_one_of_them_has_an_effect(changes: dict[str, float], expected: bool) -> None:
+    assert SamplingParams(**changes).has_penalties is expected  # type: ignore[arg-type]  # repeat_last_n is an int here
+
+
+@pytest.mark.parametrize("max_tokens", [0, -1])
+def test_max_tokens_is_at_least_one(max_tokens: int) -> None:
+    """K8, K27."""
+    with pytest.raises(BadRequest, match=f"max_tokens is {max_tokens}") as caught:
+        GenerationRequest("r", (1,), max_tokens)
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        (("ok", ""), "0 characters"),
+        (("x" * (MAX_STOP_LENGTH + 1),), f"{MAX_STOP_LENGTH + 1} characters"),
+        (("x",) * (MAX_STOP_STRINGS + 1), f"{MAX_STOP_STRINGS + 1} strings"),
+    ],
+)
+def test_stop_strings_are_bounded(stop: tuple[str, ...], message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as caught:
+        GenerationRequest("r", (1,), stop=stop)
+    assert caught.value.param == "stop"
+
+
+def test_as_many_and_as_long_stop_strings_as_allowed_are_taken() -> None:
+    GenerationRequest("r", (1,), stop=("x" * MAX_STOP_LENGTH,) * MAX_STOP_STRINGS)
+
+
+def test_finish_reasons_have_openais_words() -> None:
+    """E8: EOS and a stop string are "stop", every bound is "length"."""
+    assert {reason: reason.openai for reason in FinishReason} == {
+        FinishReason.EOS: "stop",
+        FinishReason.STOP_SEQUENCE: "stop",
+        FinishReason.LENGTH: "length",
+        FinishReason.CONTEXT_EXHAUSTED: "length",
+    }
+
+
+def test_the_time_to_the_first_token_counts_the_queue() -> None:
+    """S1."""
+    assert Timings(queue_s=1.0, prefill_s=2.0, decode_s=4.0).ttft_s == 3.0

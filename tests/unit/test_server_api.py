@@ -1,0 +1,409 @@
+"""The Python API on a fake engine: folding of events, options, twins."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy
+import pytest
+
+from llamaserve import Server, server_api
+from llamaserve.chat.template import ChatTemplate
+from llamaserve.config import EngineConfig, FlashAttention, Profile, SchedulerConfig
+from llamaserve.engine.fake import BOS, EOS, FakeEngine, scripted
+from llamaserve.engine.port import Engine
+from llamaserve.errors import (
+    BadRequest,
+    BadSampler,
+    BadTemplate,
+    BadToken,
+    ConfigError,
+    ContextFull,
+    DeadlineExceeded,
+    EmptyPrompt,
+    EngineDown,
+    PromptTooLong,
+    UnknownOption,
+)
+from llamaserve.request import FinishReason, SamplingParams
+from llamaserve.server_api import SamplingOptions
+from llamaserve.service import Service
+from tests.unit.fake_template import FakeTemplate
+
+REPLIES = {"p": "one two three", "user:hi\nassistant:": "hello|there", "user:bye\nassistant:": "so long"}
+HI = [{"role": "user", "content": "hi"}]
+BYE = [{"role": "user", "content": "bye"}]
+
+
+class Served:
+    """A server, and the engine behind it."""
+
+    def __init__(self, engine: FakeEngine, template: FakeTemplate | None) -> None:
+        self.engine = engine
+        self.server = Server.from_service(Service(engine, template, SchedulerConfig(), "fake"))
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served(FakeEngine(n_slots=2, continuation=scripted(REPLIES)), FakeTemplate())
+    with served.server:
+        yield served
+
+
+@pytest.fixture
+def server(served: Served) -> Server:
+    return served.server
+
+
+def test_complete_tokens_gives_text_tokens_and_reason(server: Server) -> None:
+    """S46: until the model ends, and until max_tokens."""
+    assert server.complete_tokens("p") == ("one two three", tuple(b"one two three"), FinishReason.EOS)
+    text, tokens, reason = server.complete_tokens("p", max_tokens=3)
+    assert (text, tokens, reason) == ("one", tuple(b"one"), FinishReason.LENGTH)
+
+
+def test_token_ids_are_a_prompt_too(server: Server) -> None:
+    assert server.complete_tokens(server.tokenize("p")) == server.complete_tokens("p")
+    assert server.complete_tokens(list(numpy.array([BOS, ord("p")]))).text == "one two three"
+
+
+def test_generate_counts_and_times(server: Server) -> None:
+    completion = server.generate("p", stop="two")
+    assert (completion.text, completion.stop_sequence) == ("one ", "two")
+    assert completion.finish_reason is FinishReason.STOP_SEQUENCE
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens, completion.usage.total_tokens) == (
+        2,
+        7,
+        9,
+    )
+    assert completion.timings.ttft_s >= 0
+
+
+def test_a_stream_gives_the_same_text_and_then_how_it_ended(server: Server) -> None:
+    stream = server.stream("p")
+    assert (stream.finish_reason, stream.usage, stream.timings) == (None, None, None)
+    assert "".join(stream) == "one two three"
+    assert stream.finish_reason is FinishReason.EOS
+    assert stream.usage is not None
+    assert stream.usage.completion_tokens == 13
+    assert stream.timings is not None
+
+
+def test_a_stream_gives_no_empty_text(server: Server) -> None:
+    assert list(server.stream("p", stop=["twx"])) == ["o", "n", "e", " ", "two", " ", "th", "r", "e", "e"]
+
+
+def test_the_default_ends_after_256_tokens() -> None:
+    """§1.1."""
+    with Served(FakeEngine(), None).server as server:
+        assert len(server.complete_tokens("p").completion_tokens) == 256
+        assert server.generate("p", max_tokens=None).finish_reason is FinishReason.CONTEXT_EXHAUSTED
+
+
+def test_chat_renders_stops_and_answers(server: Server) -> None:
+    """The template's own stop strings end the answer."""
+    answer = server.chat(HI)
+    assert (answer.content, answer.finish_reason) == ("hello", FinishReason.STOP_SEQUENCE)
+    assert answer.message == {"role": "assistant", "content": "hello"}
+    assert server.chat(BYE, stop=" ").content == "so"
+    assert "".join(server.chat_stream(HI)) == "hello"
+
+
+def test_the_async_twins_give_the_same(server: Server) -> None:
+    async def check() -> None:
+        assert await server.acomplete_tokens("p", max_tokens=5) == server.complete_tokens("p", max_tokens=5)
+        assert (await server.agenerate("p", stop="two")).text == "one "
+        assert "".join([text async for text in await server.astream("p")]) == "one two three"
+        assert (await server.achat(HI)).content == "hello"
+        async with await server.achat_stream(HI) as stream:
+            assert "".join([text async for text in stream]) == "hello"
+        assert stream.finish_reason is FinishReason.STOP_SEQUENCE
+        assert stream.usage is not None
+        assert stream.timings is not None
+
+    asyncio.run(check())
+
+
+def test_eight_at_once_get_what_each_gets_alone(server: Server) -> None:
+    async def check() -> None:
+        answers = await asyncio.gather(*(server.acomplete_tokens("p", max_tokens=n) for n in range(1, 9)))
+        assert [answer.text for answer in answers] == ["one two three"[:n] for n in range(1, 9)]
+
+    asyncio.run(check())
+
+
+def test_a_server_is_a_context_manager_on_a_loop_too() -> None:
+    engine = FakeEngine()
+
+    async def check() -> None:
+        async with Served(engine, None).server as server:
+            await server.agenerate("p", max_tokens=1)
+
+    asyncio.run(check())
+    assert engine.is_shut_down
+
+
+def endless() -> Served:
+    """One slot, no end."""
+    return Served(FakeEngine(n_slots=1, n_ctx=1_000_000), None)
+
+
+@pytest.mark.parametrize("how", ["close", "with", "collect"])
+def test_a_stream_that_is_left_frees_its_slot(how: str) -> None:
+    """S52, S54."""
+    with endless().server as server:
+        stream = server.stream("p", max_tokens=None)
+        if how == "with":
+            with stream:
+                next(stream)
+        else:
+            next(stream)
+        if how == "close":
+            stream.close()
+            stream.close()
+        del stream
+        gc.collect()
+        assert server.generate("p", max_tokens=2).finish_reason is FinishReason.LENGTH
+        assert server.service.stats().requests_cancelled == 1
+
+
+def test_an_async_stream_that_is_left_frees_its_slot() -> None:
+    """S52, S54."""
+
+    async def check() -> None:
+        async with endless().server as server:
+            async with await server.astream("p", max_tokens=None) as stream:
+                await anext(stream)
+            await server.agenerate("p", max_tokens=2)
+            assert server.service.stats().requests_cancelled == 1
+
+    asyncio.run(check())
+
+
+def test_a_request_that_runs_out_of_time_raises() -> None:
+    """K37, K38: an error, never a short answer."""
+    with endless().server as server:
+        with pytest.raises(DeadlineExceeded):
+            server.generate("p", max_tokens=None, timeout_s=0.02)
+        with pytest.raises(DeadlineExceeded):
+            list(server.stream("p", max_tokens=None, timeout_s=0.02))
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(server.agenerate("p", max_tokens=None, timeout_s=0.02))
+
+
+def test_an_error_in_the_middle_is_raised_not_cut_short() -> None:
+    """K37: ContextFull comes through on every path."""
+    with Served(FakeEngine(n_ctx=20, n_ctx_seq=100), FakeTemplate()).server as server:
+        with pytest.raises(ContextFull, match="20 cells"):
+            server.generate("p")
+        with pytest.raises(ContextFull):
+            list(server.stream("p"))
+        with pytest.raises(ContextFull):
+            server.chat([{"role": "u", "content": ""}])
+
+        async def read() -> None:
+            async for _ in await server.astream("p"):
+                pass
+
+        with pytest.raises(ContextFull):
+            asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error"),
+    [
+        ([], EmptyPrompt),
+        ([258], BadToken),
+        ([-1], BadToken),
+        ("p" * 2000, PromptTooLong),
+        ("\ud800", BadRequest),
+        (b"bytes", BadRequest),
+        ([1.5], BadRequest),
+        (["a"], BadRequest),
+        (None, BadRequest),
+        (7, BadRequest),
+    ],
+)
+def test_a_bad_prompt_raises_and_the_next_one_is_served(server: Server, prompt: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        server.generate(prompt)  # type: ignore[arg-type]  # that is the point
+    assert server.generate("p", max_tokens=1).text == "o"
+
+
+def test_an_unknown_keyword_names_the_closest_one(server: Server) -> None:
+    """K33."""
+    for name, meant in (("temprature", "temperature"), ("max_token", "max_tokens"), ("stops", "stop")):
+        with pytest.raises(UnknownOption, match=f"'{name}'; did you mean '{meant}'"):
+            server.generate("p", **{name: 1})  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(UnknownOption, match=r"'zzz'$"):
+        asyncio.run(server.achat(HI, zzz=1))  # type: ignore[call-arg]  # that is the point
+
+
+def test_every_sampling_parameter_is_a_keyword_and_reaches_the_engine(served: Served) -> None:
+    """S39, K34."""
+    assert SamplingOptions.__annotations__.keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+    given: SamplingOptions = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "seed": 42,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": 9,
+        "frequency_penalty": 0.2,
+        "presence_penalty": 0.3,
+        "logit_bias": {5: -1.0},
+        "ignore_eos": True,
+    }
+    served.server.generate("p", max_tokens=1, **given)
+    assert served.engine.opened[-1].sampling == SamplingParams(**given)
+
+
+def test_bad_values_raise_before_anything_is_queued(served: Served) -> None:
+    """K27."""
+    server = served.server
+    with pytest.raises(BadSampler, match="temperature is -1"):
+        server.generate("p", temperature=-1)
+    with pytest.raises(BadRequest, match="max_tokens is 0"):
+        server.generate("p", max_tokens=0)
+    with pytest.raises(BadRequest, match="stop string has 0 characters"):
+        server.generate("p", stop="")
+    with pytest.raises(BadRequest, match="stop holds 7"):
+        server.generate("p", stop=[7])  # type: ignore[list-item]  # that is the point
+    with pytest.raises(BadRequest, match="timeout_s"):
+        server.generate("p", timeout_s=0)
+    with pytest.raises(BadToken):
+        server.generate("p", logit_bias={99999: 1.0})
+    assert served.engine.opened == []
+
+
+def test_a_model_without_a_template_cannot_chat() -> None:
+    with Served(FakeEngine(), None).server as server, pytest.raises(BadTemplate, match="no chat template"):
+        server.chat(HI)
+
+
+def test_a_template_that_refuses_the_messages_says_so(server: Server) -> None:
+    with pytest.raises(BadTemplate, match="at least 1 message"):
+        server.chat([])
+
+
+def test_tokens_become_text_again(server: Server) -> None:
+    assert server.tokenize("hé") == [BOS, *"hé".encode()]
+    assert server.detokenize(server.tokenize("hé🙂")) == "hé🙂"
+    assert server.tokenize("<eos>", add_special=False) == [EOS]
+    assert server.tokenize("<eos>", add_special=False, parse_special=False) == list(b"<eos>")
+    assert server.detokenize([104, EOS], special=True) == "h<eos>"
+    assert server.detokenize([0xF0, 0x9F]) == "\ufffd"
+    with pytest.raises(BadToken):
+        server.detokenize([300])
+
+
+def test_a_closed_server_refuses(server: Server) -> None:
+    server.close()
+    server.close()
+    with pytest.raises(EngineDown):
+        server.generate("p")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_cxt": 5}, UnknownOption, "did you mean 'n_ctx'"),
+        ({"model_path": "x"}, UnknownOption, "did you mean 'model'"),
+        ({"n_ctx": 0}, ConfigError, "n_ctx is 0"),
+        ({"n_slots": "4"}, ConfigError, "n_slots is '4'"),
+        ({"max_queue": -1}, ConfigError, "max_queue is -1"),
+        ({"profile": "fast"}, ConfigError, "profile is 'fast': it must be one of 'shared', 'parity'"),
+        ({"flash_attention": 1}, ConfigError, "'auto', 'on', 'off'"),
+    ],
+)
+def test_bad_options_raise_before_a_model_is_looked_for(
+    options: dict[str, object], error: type[Exception], message: str
+) -> None:
+    """K33, K18: the model does not exist, which nobody gets to notice."""
+    with pytest.raises(error, match=message):
+        Server("/nowhere/model.gguf", **options)
+
+
+class LoadedEngine(FakeEngine):
+    """What loading a model gives."""
+
+    configs: ClassVar[list[EngineConfig]] = []
+    chat_template = FakeTemplate()
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> LoadedEngine:
+        """Remembers the options."""
+        cls.configs.append(config)
+        return cls(n_slots=config.n_slots)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model file, for an engine that does not read it."""
+    native = types.ModuleType("llamaserve.engine.native")
+    native.NativeEngine = LoadedEngine  # type: ignore[attr-defined]  # a stand-in for the real module
+    monkeypatch.setitem(sys.modules, "llamaserve.engine.native", native)
+    monkeypatch.setattr(LoadedEngine, "configs", [])
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+def test_every_option_reaches_the_engine_or_the_scheduler(model: Path) -> None:
+    """K34."""
+    options: dict[str, Any] = {
+        "n_ctx": 512,
+        "n_slots": 2,
+        "n_batch": 64,
+        "n_ubatch": 32,
+        "n_threads": 3,
+        "n_threads_batch": 5,
+        "n_gpu_layers": 1,
+        "flash_attention": FlashAttention.ON,
+        "use_mmap": False,
+        "use_mlock": True,
+        "check_tensors": True,
+        "swa_full": True,
+        "profile": Profile.SHARED,
+    }
+    assert options.keys() == {field.name for field in dataclasses.fields(EngineConfig)} - {"model_path"}
+    with Server(model, **options, max_queue=0) as server:
+        assert LoadedEngine.configs == [EngineConfig(model_path=model, **options)]
+        assert server.service.model_name == "tiny"
+        assert server.chat([{"role": "user", "content": "x"}], max_tokens=2).usage.completion_tokens == 2
+
+
+def test_enums_are_taken_by_value(model: Path) -> None:
+    with Server(model, profile="parity", flash_attention="off"):
+        (config,) = LoadedEngine.configs
+        assert (config.profile, config.flash_attention) == (Profile.PARITY, FlashAttention.OFF)
+
+
+@pytest.mark.parametrize(
+    ("options", "mixed_step"),
+    [({}, True), ({"profile": "parity"}, False), ({"profile": "parity", "mixed_step": True}, True)],
+)
+def test_the_parity_profile_computes_prompts_alone_unless_told_otherwise(
+    model: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], mixed_step: bool
+) -> None:
+    """§0, T14."""
+    seen: list[SchedulerConfig] = []
+
+    class RecordingService(Service):
+        def __init__(
+            self, engine: Engine, template: ChatTemplate | None, config: SchedulerConfig, model_name: str
+        ) -> None:
+            seen.append(config)
+            super().__init__(engine, template, config, model_name)
+
+    monkeypatch.setattr(server_api, "Service", RecordingService)
+    with Server(model, **options):
+        assert [config.mixed_step for config in seen] == [mixed_step]

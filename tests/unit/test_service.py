@@ -1,0 +1,434 @@
+"""The service: events to loops and threads, cancellation when a consumer goes, time limits, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from llamaserve.config import SchedulerConfig
+from llamaserve.engine.fake import FakeEngine, FakeFlag
+from llamaserve.engine.port import StepPlan
+from llamaserve.errors import (
+    BadRequest,
+    Cancelled,
+    DeadlineExceeded,
+    EmptyPrompt,
+    EngineDown,
+    LlamaServeError,
+    PromptTooLong,
+    QueueFull,
+)
+from llamaserve.request import Event, Failed, Finished, GenerationRequest, TextDelta
+from llamaserve.service import Service
+from tests.unit.scheduler.harness import SetClock
+
+PATIENCE_S = 20.0
+
+
+def request(request_id: str = "r", max_tokens: int | None = 5, prompt: bytes = b"hello") -> GenerationRequest:
+    """A request for some letters."""
+    return GenerationRequest(request_id, tuple(prompt), max_tokens)
+
+
+def serve(engine: FakeEngine | None = None, config: SchedulerConfig | None = None) -> Service:
+    """A service on a fake engine."""
+    return Service(engine or FakeEngine(), None, config or SchedulerConfig(), "fake")
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    service = serve(FakeEngine(n_ctx=100_000))
+    yield service
+    service.close()
+
+
+class Gate:
+    """Holds every step until it is opened or the step's flag is set."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.is_open = threading.Event()
+
+    def __call__(self, plan: StepPlan, flag: FakeFlag | None) -> None:
+        self.entered.set()
+        while not self.is_open.wait(0.001):
+            if flag is not None and flag.is_set:
+                return
+
+
+def until_idle(service: Service) -> None:
+    """Wait until no request runs or waits, by asking for one more: a tick later all cancels are done."""
+    for event in service.stream_blocking(request("until-idle", 1), timeout_s=PATIENCE_S):
+        assert not isinstance(event, Failed), event
+
+
+def error_of(events: list[Event]) -> LlamaServeError:
+    """The error of the last event."""
+    assert isinstance(events[-1], Failed), events[-1]
+    assert all(isinstance(event, TextDelta) for event in events[:-1])
+    return events[-1].error
+
+
+async def collect(events: AsyncIterator[Event]) -> list[Event]:
+    """All events."""
+    return [event async for event in events]
+
+
+def test_the_events_of_a_request_come_in_order_and_end_once(service: Service) -> None:
+    """S49, S65."""
+    events = asyncio.run(collect(service.stream(request())))
+    assert [type(event) for event in events] == [TextDelta] * 5 + [Finished]
+
+
+def test_a_plain_thread_gets_the_same_events(service: Service) -> None:
+    ends = (asyncio.run(collect(service.stream(request())))[:-1], list(service.stream_blocking(request()))[:-1])
+    assert ends[0] == ends[1]
+
+
+def test_several_loops_and_threads_are_served_side_by_side(service: Service) -> None:
+    answers: dict[str, list[Event]] = {}
+
+    def on_a_loop(name: str) -> None:
+        async def several() -> list[list[Event]]:
+            return await asyncio.gather(*(collect(service.stream(request(f"{name}{n}"))) for n in range(3)))
+
+        for n, events in enumerate(asyncio.run(several())):
+            answers[f"{name}{n}"] = events
+
+    def blocking(name: str) -> None:
+        answers[name] = list(service.stream_blocking(request(name)))
+
+    threads = [threading.Thread(target=on_a_loop, args=(name,)) for name in "ab"]
+    threads += [threading.Thread(target=blocking, args=(name,)) for name in "cd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 8
+    texts = {"".join(event.text for event in events if isinstance(event, TextDelta)) for events in answers.values()}
+    assert len(texts) == 1
+    assert all(isinstance(events[-1], Finished) for events in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (request(prompt=b""), EmptyPrompt),
+        (request(prompt=b"p" * 100_000), PromptTooLong),
+    ],
+)
+def test_a_bad_request_raises_at_the_first_step_of_the_iterator(
+    service: Service, bad: GenerationRequest, error: type[Exception]
+) -> None:
+    """S67: on both kinds; and nothing is left behind of it."""
+    with pytest.raises(error):
+        asyncio.run(collect(service.stream(bad)))
+    with pytest.raises(error):
+        next(service.stream_blocking(bad))
+    assert isinstance(list(service.stream_blocking(request()))[-1], Finished)
+
+
+def test_a_full_queue_is_answered_while_a_step_runs() -> None:
+    """S48: the refusal does not wait for the tick."""
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=1, before_step=gate), SchedulerConfig(max_queue=1))
+
+    async def check() -> None:
+        running = asyncio.ensure_future(collect(service.stream(request("a"))))
+        waiting = asyncio.ensure_future(collect(service.stream(request("b"))))
+        await asyncio.to_thread(gate.entered.wait, PATIENCE_S)
+        with pytest.raises(QueueFull, match="1 waiting"):
+            await collect(service.stream(request("c")))
+        gate.is_open.set()
+        assert isinstance((await running)[-1], Finished)
+        assert isinstance((await waiting)[-1], Finished)
+
+    asyncio.run(check())
+    assert service.stats().queue_rejects == 1
+    service.close()
+
+
+def test_an_id_in_use_is_refused_and_its_owner_is_not_disturbed() -> None:
+    gate = Gate()
+    service = serve(FakeEngine(before_step=gate))
+    owner = service.stream_blocking(request("same"))
+    answer: list[Event] = []
+    thread = threading.Thread(target=lambda: answer.extend(owner))
+    thread.start()
+    assert gate.entered.wait(PATIENCE_S)
+    with pytest.raises(BadRequest, match="'same' is in use"):
+        next(service.stream_blocking(request("same")))
+    gate.is_open.set()
+    thread.join()
+    assert isinstance(answer[-1], Finished)
+    service.close()
+
+
+# A consumer that goes away.
+
+
+async def leave_by_break(service: Service) -> None:
+    stream = service.stream(request(max_tokens=None))
+    async for _ in stream:
+        break
+    await stream.aclose()
+
+
+async def leave_by_task_cancel(service: Service) -> None:
+    first = asyncio.Event()
+
+    async def consume() -> None:
+        async for _ in service.stream(request(max_tokens=None)):
+            first.set()
+
+    task = asyncio.ensure_future(consume())
+    await first.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def leave_by_collection(service: Service) -> None:
+    stream = service.stream(request(max_tokens=None))
+    await anext(stream)
+    del stream
+    gc.collect()
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_task_cancel, leave_by_collection])
+def test_a_task_that_goes_away_frees_its_slot(leave: Callable[[Service], object]) -> None:
+    """S51, S52, S54, S3: an endless request has the only slot, and the next one is served all the same."""
+    service = serve(FakeEngine(n_slots=1, n_ctx=1_000_000))
+    asyncio.run(leave(service))  # type: ignore[arg-type]  # the three above are coroutine functions
+    until_idle(service)
+    assert service.stats().requests_cancelled == 1
+    service.close()
+
+
+@pytest.mark.parametrize("how", ["close", "collect", "break"])
+def test_a_thread_that_goes_away_frees_its_slot(how: str) -> None:
+    """S52, S54."""
+    service = serve(FakeEngine(n_slots=1, n_ctx=1_000_000))
+    stream = service.stream_blocking(request(max_tokens=None))
+    if how == "break":
+        for _ in stream:
+            break
+        stream.close()
+    else:
+        next(stream)
+        if how == "close":
+            stream.close()
+    del stream
+    gc.collect()
+    until_idle(service)
+    assert service.stats().requests_cancelled == 1
+    service.close()
+
+
+def test_a_loop_that_was_closed_frees_its_slots_and_harms_nobody() -> None:
+    """S51, K36."""
+    service = serve(FakeEngine(n_slots=1, n_ctx=1_000_000))
+    loop = asyncio.new_event_loop()
+    stream = service.stream(request(max_tokens=None))
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    until_idle(service)
+    assert service.stats().requests_cancelled == 1
+    assert isinstance(list(service.stream_blocking(request("r")))[-1], Finished), "its id is free again"
+    service.close()
+    del stream
+    gc.collect()
+
+
+def test_a_request_cancelled_by_another_ends_with_cancelled() -> None:
+    """S53: its consumer hears of it."""
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=1, before_step=gate))
+    answers: dict[str, list[Event]] = {}
+
+    def consume(name: str) -> None:
+        answers[name] = list(service.stream_blocking(request(name)))
+
+    threads = [threading.Thread(target=consume, args=("running",))]
+    threads[0].start()
+    assert gate.entered.wait(PATIENCE_S)
+    threads.append(threading.Thread(target=consume, args=("queued",)))
+    threads[1].start()
+    while not service.cancel("queued"):
+        pass
+    assert service.cancel("running")
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(error_of(events), Cancelled) for events in answers.values())
+    assert not service.cancel("running")
+    service.close()
+
+
+# Time limits.
+
+
+def test_a_task_that_runs_out_of_time_gets_an_error_and_its_slot_is_free() -> None:
+    """K7, K38, K39: while its step still runs."""
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=1, before_step=gate))
+    error = error_of(asyncio.run(collect(service.stream(request(), timeout_s=0.01))))
+    assert isinstance(error, DeadlineExceeded)
+    assert "0.01 s" in str(error)
+    gate.is_open.set()
+    until_idle(service)
+    assert service.stats().requests_cancelled == 1
+    service.close()
+
+
+def test_a_thread_that_runs_out_of_time_gets_an_error_and_its_slot_is_free() -> None:
+    """K7."""
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=1, before_step=gate))
+    assert isinstance(error_of(list(service.stream_blocking(request(), timeout_s=0.01))), DeadlineExceeded)
+    gate.is_open.set()
+    until_idle(service)
+    assert service.stats().requests_cancelled == 1
+    service.close()
+
+
+def test_an_endless_request_ends_at_its_time_limit() -> None:
+    """K7: also when there is always a next event to take."""
+    service = serve(FakeEngine(n_ctx=1_000_000))
+    in_thread = service.stream_blocking(request("a", None), timeout_s=0.05)
+    assert isinstance(error_of(list(in_thread)), DeadlineExceeded)
+    in_task = service.stream(request("b", None), timeout_s=0.05)
+    assert isinstance(error_of(asyncio.run(collect(in_task))), DeadlineExceeded)
+    service.close()
+
+
+def test_a_slow_reader_holds_no_slot_after_its_time_limit() -> None:
+    """K7: the request is cancelled though there are events left to read; the reader gets them, then the error."""
+    clock = SetClock()
+    service = Service(FakeEngine(n_slots=1, n_ctx=1_000_000), None, SchedulerConfig(), "fake", clock=clock)
+    stream = service.stream_blocking(request(max_tokens=None), timeout_s=5)
+    events = [next(stream)]
+    clock.now_s += 6
+    events.append(next(stream))
+    until_idle(service)
+    assert service.stats().requests_cancelled == 1
+    assert isinstance(error_of([*events, *stream]), DeadlineExceeded)
+    service.close()
+
+
+def test_a_slow_reader_still_gets_what_was_done_in_time() -> None:
+    clock = SetClock()
+    service = Service(FakeEngine(n_slots=1), None, SchedulerConfig(), "fake", clock=clock)
+    stream = service.stream_blocking(request(), timeout_s=5)
+    first = next(stream)
+    until_idle(service)
+    clock.now_s += 6
+    assert [type(event) for event in (first, *stream)] == [TextDelta] * 5 + [Finished]
+    service.close()
+
+
+def test_a_request_that_waits_in_the_queue_runs_out_of_time_too() -> None:
+    """K42."""
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=1, before_step=gate))
+    running = service.stream_blocking(request("running"))
+    thread = threading.Thread(target=lambda: list(running))
+    thread.start()
+    assert gate.entered.wait(PATIENCE_S)
+    assert isinstance(error_of(list(service.stream_blocking(request("queued"), timeout_s=0.01))), DeadlineExceeded)
+    gate.is_open.set()
+    thread.join()
+    service.close()
+
+
+def test_time_enough_changes_nothing(service: Service) -> None:
+    assert isinstance(asyncio.run(collect(service.stream(request(), timeout_s=PATIENCE_S)))[-1], Finished)
+    assert isinstance(list(service.stream_blocking(request(), timeout_s=PATIENCE_S))[-1], Finished)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_limit_is_a_number_above_zero(service: Service, timeout_s: float) -> None:
+    with pytest.raises(BadRequest, match="timeout_s"):
+        next(service.stream_blocking(request(), timeout_s=timeout_s))
+    with pytest.raises(BadRequest, match="timeout_s"):
+        asyncio.run(collect(service.stream(request(), timeout_s=timeout_s)))
+
+
+# Closing.
+
+
+def test_closing_fails_what_runs_and_refuses_more() -> None:
+    """K15: promptly, in the middle of a step."""
+    gate = Gate()
+    engine = FakeEngine(before_step=gate)
+    service = serve(engine)
+
+    async def check() -> list[Event]:
+        running = asyncio.ensure_future(collect(service.stream(request())))
+        await asyncio.to_thread(gate.entered.wait, PATIENCE_S)
+        await asyncio.to_thread(service.close)
+        return await running
+
+    assert isinstance(error_of(asyncio.run(check())), EngineDown)
+    assert engine.is_shut_down
+    assert service.failure is not None
+    service.close()
+    with pytest.raises(EngineDown):
+        next(service.stream_blocking(request()))
+
+
+def test_a_service_that_never_served_closes() -> None:
+    engine = FakeEngine()
+    service = serve(engine)
+    service.close()
+    service.close()
+    assert engine.is_shut_down
+
+
+def test_a_forgotten_service_is_closed_when_it_is_collected() -> None:
+    engine = FakeEngine()
+    service = serve(engine)
+    list(service.stream_blocking(request()))
+    gone = weakref.ref(service)
+    del service
+    gc.collect()
+    assert gone() is None
+    assert engine.is_shut_down
+
+
+def test_a_program_that_forgets_to_close_ends() -> None:
+    """In the middle of an endless request too."""
+    program = """
+from llamaserve.config import SchedulerConfig
+from llamaserve.engine.fake import FakeEngine
+from llamaserve.request import GenerationRequest
+from llamaserve.service import Service
+
+class Engine(FakeEngine):
+    def shutdown(self):
+        super().shutdown()
+        print("shut down")
+
+service = Service(Engine(n_ctx=10_000_000), None, SchedulerConfig(), "fake")
+stream = service.stream_blocking(GenerationRequest("r", (1,)))
+next(stream)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "shut down\n", "")
+
+
+def test_a_service_says_what_it_serves(service: Service) -> None:
+    assert service.model_name == "fake"
+    assert service.info.architecture == "fake"
+    assert service.vocab.n_tokens == service.info.n_vocab
+    assert service.template is None
+    assert service.failure is None
+    assert service.stats().n_slots == service.info.n_slots
