@@ -1,0 +1,43 @@
+"""Stops work whose client has left. Event loop only.
+
+Starlette watches the client of a stream, not the client of a plain answer, so a handler that computes for long must do
+it itself (S51).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from llamaserve.errors import Cancelled
+
+ResultT = TypeVar("ResultT")
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client is gone. The request body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of ``work``; raises Cancelled, once ``work`` has been cancelled and ended, if the client leaves."""
+    running = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise Cancelled
+        return running.result()
+    finally:
+        await cancel_and_wait(running, gone)
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks and return when all have ended; their results and exceptions are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,155 @@
+"""The JSON bodies of /v1/completions and /v1/chat/completions as types, and how bytes become them. Any thread.
+
+An explicit null means the same as an absent field, everywhere. A field of the wrong JSON type is a BadRequest that
+names the field, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar, cast
+
+import msgspec
+
+from llamaserve.api.openai.fields import UnknownFieldLog, refuse_unhonoured
+from llamaserve.errors import BadRequest
+
+
+class StreamOptions(msgspec.Struct):
+    """``stream_options``."""
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(msgspec.Struct, kw_only=True):
+    """The fields both endpoints share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n_predict: int | None = None
+    stop: str | list[str] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_last_n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float | bool] | list[tuple[int, float | bool]] | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer comes as server-sent events."""
+        return bool(self.stream)
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        """Whether a stream ends with a chunk that carries the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[int | str | list[int]]
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content; only parts of type ``text`` are supported."""
+
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    """One message; what a chat template does not read (``name``, ``tool_call_id``, …) is left out."""
+
+    role: str
+    content: str | list[ContentPart | str] | None = None
+    tool_calls: list[object] | None = None
+    function_call: object = None
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage]
+
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+_FIELD_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>.*)`$")
+_TYPE_WORDS = {  # msgspec's and Python's names of JSON types
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "object": "object",
+    "array": "array",
+    "list": "array",
+    "null": "null",
+}
+_TYPE_NAME = re.compile(r"\b(" + "|".join(_TYPE_WORDS) + r")\b")
+
+
+def decode_body(body: bytes, body_type: type[BodyT], unknown_fields: UnknownFieldLog) -> BodyT:
+    """Read a request body.
+
+    Raises BadRequest for malformed JSON, invalid UTF-8, wrong types, and fields we must not ignore.
+    """
+    fields = _decode_object(body)
+    refuse_unhonoured(fields)
+    try:
+        decoded = msgspec.convert(fields, body_type)
+    except msgspec.ValidationError as error:
+        raise _type_error(str(error)) from error
+    unknown_fields.note(fields, body_type.__struct_fields__)
+    stream_options = fields.get("stream_options")
+    if isinstance(stream_options, dict):
+        unknown_fields.note(stream_options, StreamOptions.__struct_fields__, "stream_options.")
+    return decoded
+
+
+def _decode_object(body: bytes) -> dict[str, object]:
+    if not body.strip():
+        raise BadRequest("the request body is empty: it must be a JSON object")
+    try:
+        value: object = msgspec.json.decode(body)
+    except RecursionError as error:
+        raise BadRequest("the request body is not valid: its JSON is nested too deeply") from error
+    except msgspec.ValidationError as error:  # a number that fits no type of ours
+        raise BadRequest(f"the request body is not valid: {_split_path(str(error))[0]}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the request body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest(f"the request body must be a JSON object, not {_json_type(value)}")
+    return cast("dict[str, object]", value)
+
+
+def _type_error(message: str) -> BadRequest:
+    what, path = _split_path(message)
+    missing = _MISSING_FIELD.match(what)
+    if missing:
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        return BadRequest(f"{path}: this field is required", path)
+    words = _TYPE_NAME.sub(lambda match: _TYPE_WORDS[match[0]], what.replace("`", "").replace(" | ", " or "))
+    return BadRequest(f"{path}: {words[:1].lower()}{words[1:]}", path or None)
+
+
+def _split_path(message: str) -> tuple[str, str]:
+    match = _FIELD_PATH.match(message)
+    if match is None:
+        return message, ""
+    return match["what"], match["path"] or ""
+
+
+def _json_type(value: object) -> str:
+    return "null" if value is None else _TYPE_WORDS[type(value).__name__]

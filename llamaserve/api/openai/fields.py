@@ -1,0 +1,141 @@
+"""Request fields outside our typed bodies: which are harmless, which must be refused, which are news. Any thread.
+
+Clients send many fields. One that would change the result and that we cannot honour is refused by name, so that no
+answer silently ignores what was asked for; one without effect on the result is accepted; an unknown one is accepted
+with a warning, once for each name.
+"""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Iterable, Mapping
+
+from llamaserve.errors import BadRequest
+
+logger = logging.getLogger("llamaserve.api")
+
+MAX_NAMES_WARNED = 1000  # clients choose the names, so what is remembered of them is bounded
+MAX_NAME_LENGTH = 64
+
+HARMLESS_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "cache_prompt",
+        "n_cache_reuse",
+        "n_keep",
+        "n_discard",
+        "priority",
+        "request_id",
+    }
+)
+
+UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
+    # OpenAI
+    "n": (1,),
+    "n_cmpl": (1,),
+    "best_of": (0, 1),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False, 0),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"}, {}),
+    "modalities": (["text"], []),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    # structured output, in the words of several servers
+    "grammar": ("",),
+    "json_schema": ({}, ""),
+    "guided_json": (),
+    "guided_regex": ("",),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "structured_outputs": ({},),
+    "regex": ("",),
+    "ebnf": ("",),
+    # the chat template
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    # samplers we do not have
+    "typical_p": (1,),
+    "typ_p": (1,),
+    "top_n_sigma": (0, -1),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "adaptive_target": (-1,),
+    "samplers": ([], ""),
+    "min_keep": (0,),
+    "min_tokens": (0,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    # what the answer shows and where it runs
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "n_probs": (0,),
+    "prompt_logprobs": (0, False),
+    "return_tokens": (False,),
+    "return_token_ids": (False,),
+    "return_progress": (False,),
+    "timings_per_token": (False,),
+    "response_fields": ([],),
+    "post_sampling_probs": (False,),
+    "truncate_prompt_tokens": (-1,),
+    "t_max_predict_ms": (0, -1),
+    "id_slot": (-1,),
+    "lora": ([],),
+}
+"""Fields that change the result and that we do not honour, with the values that ask for nothing."""
+
+
+def refuse_unhonoured(fields: Mapping[str, object]) -> None:
+    """Raise BadRequest for the first field that asks for something we do not do. null asks for nothing."""
+    for name, value in fields.items():
+        neutral = UNHONOURED_FIELDS.get(name)
+        if neutral is None or value is None or any(_is_same(value, allowed) for allowed in neutral):
+            continue
+        allowed_text = " or ".join([*(reprlib.repr(allowed) for allowed in neutral), "nothing"])
+        raise BadRequest(f"{name} is {reprlib.repr(value)}: this server does not support it; send {allowed_text}", name)
+
+
+def _is_same(value: object, allowed: object) -> bool:
+    # In Python True == 1; in JSON they are different values.
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+class UnknownFieldLog:
+    """Warns of fields nobody reads, once for each name. Any thread."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def note(self, fields: Mapping[str, object], known: Iterable[str], prefix: str = "") -> None:
+        """Warn of the fields that are not null, not ``known``, and in neither of our tables."""
+        for name in fields.keys() - set(known) - HARMLESS_FIELDS - UNHONOURED_FIELDS.keys():
+            path = (prefix + name)[:MAX_NAME_LENGTH]
+            if fields[name] is None or path in self._names or len(self._names) >= MAX_NAMES_WARNED:
+                continue
+            self._names.add(path)
+            logger.warning("request field %r is unknown here and has no effect", path)

@@ -1,0 +1,109 @@
+"""From a body to one prompt as token ids. Worker threads: templates and tokenisers must not run on the event loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llamaserve.api.openai.body import ChatBody, ChatMessage, CompletionBody, ContentPart
+from llamaserve.engine.port import Vocabulary
+from llamaserve.errors import BadRequest, BadTemplate, EmptyPrompt, PromptTooLong
+
+if TYPE_CHECKING:
+    from llamaserve.chat.template import ChatTemplate
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Roles a message may have, and the one its template sees."""
+
+
+SUSPICIOUS_CHARACTERS = 8
+"""A text with more characters for each token of the context is counted before it is tokenised whole."""
+COUNTED_PIECE = 2**16  # characters
+SURELY_TOO_LONG = 2
+"""Contexts' worth of counted tokens that refuse a text; cutting it into pieces adds a few tokens, not a context."""
+
+
+def completion_prompt(body: CompletionBody, vocab: Vocabulary, n_ctx: int) -> tuple[int, ...]:
+    """The tokens of a completion's prompt: a string, token ids, or a list with one of these.
+
+    Raises EmptyPrompt, BadRequest for a batch of prompts, PromptTooLong for a text far over the context.
+    """
+    prompt: object = body.prompt
+    if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
+        if len(prompt) != 1:
+            raise BadRequest(
+                f"prompt has {len(prompt)} entries that are not token ids: this server takes one prompt per request",
+                "prompt",
+            )
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        if not prompt:
+            raise EmptyPrompt
+        return _tokenize(prompt, vocab, n_ctx)
+    if not isinstance(prompt, list) or not prompt:
+        raise EmptyPrompt
+    return tuple(prompt)
+
+
+def chat_prompt(
+    body: ChatBody, template: ChatTemplate | None, vocab: Vocabulary, n_ctx: int
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The tokens of a conversation, and the stop strings its template adds.
+
+    Raises BadRequest for messages we cannot use, BadTemplate when the template cannot render them,
+    PromptTooLong for a text far over the context.
+    """
+    if template is None:
+        raise BadTemplate("the model has no chat template: use /v1/completions")
+    rendered = template.render(template_messages(body.messages))
+    return _tokenize(rendered.prompt, vocab, n_ctx), rendered.stops
+
+
+def _tokenize(text: str, vocab: Vocabulary, n_ctx: int) -> tuple[int, ...]:
+    # Tokenising megabytes takes seconds. A text far over the context is refused after as much as shows that it is.
+    if len(text) > SUSPICIOUS_CHARACTERS * n_ctx:
+        n_counted = 0
+        for start in range(0, len(text), COUNTED_PIECE):
+            piece = text[start : start + COUNTED_PIECE]
+            n_counted += len(vocab.tokenize(piece, add_special=False, parse_special=True))
+            if n_counted > SURELY_TOO_LONG * n_ctx:
+                raise PromptTooLong(n_counted, n_ctx, is_at_least=True)
+    return tuple(vocab.tokenize(text, add_special=True, parse_special=True))
+
+
+def template_messages(messages: list[ChatMessage]) -> list[dict[str, object]]:
+    """The messages as a chat template reads them: role and text. Raises BadRequest naming the message at fault."""
+    if not messages:
+        raise BadRequest("messages is empty: it must have at least 1 message", "messages")
+    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _template_message(message: ChatMessage, path: str) -> dict[str, object]:
+    role = ROLES.get(message.role)
+    if role is None:
+        raise BadRequest(
+            f"{path}.role is {message.role[:64]!r}: it must be one of {', '.join(sorted(ROLES))}", f"{path}.role"
+        )
+    for name in ("tool_calls", "function_call"):
+        if getattr(message, name):
+            raise BadRequest(f"{path}.{name}: this server does not support tool calls", f"{path}.{name}")
+    return {"role": role, "content": _text(message, path)}
+
+
+def _text(message: ChatMessage, path: str) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    # Several parts are lines of one text, as in llama.cpp's own templates.
+    return "\n".join(_part_text(part, f"{path}.content[{index}]") for index, part in enumerate(content or ()))
+
+
+def _part_text(part: ContentPart | str, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    if part.type != "text":
+        raise BadRequest(
+            f"{path}.type is {part.type[:64]!r}: this server reads parts of type 'text' only", f"{path}.type"
+        )
+    if part.text is None:
+        raise BadRequest(f"{path}.text: this field is required", f"{path}.text")
+    return part.text

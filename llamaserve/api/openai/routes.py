@@ -1,0 +1,222 @@
+"""The OpenAI endpoints. Event loop; reading bodies, templates and tokenising run on worker threads."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llamaserve.api.disconnect import until_disconnect
+from llamaserve.api.openai.answers import (
+    CHAT_CHUNKS,
+    COMPLETION_CHUNKS,
+    AnswerHead,
+    ChunkEncoder,
+    ChunkShape,
+    chat_answer,
+    completion_answer,
+)
+from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
+from llamaserve.api.openai.errors import error_response
+from llamaserve.api.openai.fields import UnknownFieldLog
+from llamaserve.api.openai.prompts import chat_prompt, completion_prompt
+from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.api.sse import EventStreamResponse
+from llamaserve.errors import Cancelled, EngineError, LlamaServeError, ModelNotFound
+from llamaserve.request import Event, Finished, GenerationRequest, TextDelta
+from llamaserve.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What differs between the two generation endpoints."""
+
+    id_prefix: str
+    chunks: ChunkShape
+    answer: Callable[[AnswerHead, str, Finished], bytes]
+
+
+CHAT = Endpoint("chatcmpl-", CHAT_CHUNKS, chat_answer)
+COMPLETION = Endpoint("cmpl-", COMPLETION_CHUNKS, completion_answer)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request body that was read, rendered and tokenised."""
+
+    generation: GenerationRequest
+    is_streamed: bool
+    wants_usage_chunk: bool
+
+
+class OpenAIRoutes:
+    """OpenAI's endpoints over one service.
+
+    Event loop only. ``service`` gives the running service and raises EngineDown while there is none.
+    """
+
+    def __init__(self, service: Callable[[], Service], *, max_body_bytes: int, system_fingerprint: str) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+        self._system_fingerprint = system_fingerprint
+        self._started = int(time.time())
+        self._unknown_fields = UnknownFieldLog()
+
+    def routes(self) -> list[Route]:
+        """The routes, for an application's list."""
+        return [
+            Route("/v1/models", self.list_models, methods=["GET"]),
+            Route("/v1/models/{model_id:path}", self.show_model, methods=["GET"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/chat/completions", self.chat, methods=["POST"]),
+        ]
+
+    async def list_models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        return _json(msgspec.json.encode({"object": "list", "data": [self._model_card(self._service())]}))
+
+    async def show_model(self, request: Request) -> Response:
+        """``GET /v1/models/{id}``."""
+        service = self._service()
+        _check_model(request.path_params["model_id"], service)
+        return _json(msgspec.json.encode(self._model_card(service)))
+
+    async def complete(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        return await self._generate(request, COMPLETION, self._prepare_completion)
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        return await self._generate(request, CHAT, self._prepare_chat)
+
+    async def _generate(
+        self, request: Request, endpoint: Endpoint, prepare: Callable[[Service, str, bytes], PreparedRequest]
+    ) -> Response:
+        service = self._service()
+        body = await _read_body(request, self._max_body_bytes)
+        request_id = endpoint.id_prefix + secrets.token_hex(12)
+        prepared = await run_in_threadpool(prepare, service, request_id, body)
+        head = AnswerHead(request_id, int(time.time()), service.model_name, self._system_fingerprint)
+        events = service.stream(prepared.generation)
+        if prepared.is_streamed:
+            encoder = ChunkEncoder(endpoint.chunks, head, has_usage_chunk=prepared.wants_usage_chunk)
+            return EventStreamResponse(events, encoder)
+        outcome = await until_disconnect(request.receive, _collect(events))
+        if isinstance(outcome, _Broken):
+            return error_response(outcome.error, has_spent_tokens=outcome.n_tokens > 0)
+        return _json(endpoint.answer(head, outcome.text, outcome.finished))
+
+    def _prepare_completion(self, service: Service, request_id: str, body: bytes) -> PreparedRequest:
+        decoded = decode_body(body, CompletionBody, self._unknown_fields)
+        _check_model(decoded.model, service)
+        return _prepare(
+            decoded, service, request_id, completion_prompt(decoded, service.vocab, service.info.n_ctx_seq), ()
+        )
+
+    def _prepare_chat(self, service: Service, request_id: str, body: bytes) -> PreparedRequest:
+        decoded = decode_body(body, ChatBody, self._unknown_fields)
+        _check_model(decoded.model, service)
+        prompt, template_stops = chat_prompt(decoded, service.template, service.vocab, service.info.n_ctx_seq)
+        return _prepare(decoded, service, request_id, prompt, template_stops)
+
+    def _model_card(self, service: Service) -> dict[str, object]:
+        info = service.info
+        return {
+            "id": service.model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "llamaserve",
+            "meta": {
+                "n_vocab": info.n_vocab,
+                "n_ctx": info.n_ctx_seq,
+                "n_ctx_train": info.n_ctx_train,
+                "n_embd": info.n_embd,
+                "n_params": info.n_params,
+                "size": info.size_bytes,
+            },
+        }
+
+
+def _prepare(
+    body: GenerationBody, service: Service, request_id: str, prompt: tuple[int, ...], more_stops: tuple[str, ...]
+) -> PreparedRequest:
+    generation = GenerationRequest(
+        request_id=request_id,
+        prompt=prompt,
+        max_tokens=max_new_tokens(body),
+        stop=tuple(dict.fromkeys(stop_strings(body) + more_stops)),
+        sampling=sampling_params(body, service.vocab.n_tokens),
+    )
+    return PreparedRequest(generation, body.is_streamed, body.wants_usage_chunk)
+
+
+def _check_model(name: str | None, service: Service) -> None:
+    if name and name != service.model_name:
+        raise ModelNotFound(name[:256], service.model_name)
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit_bytes:
+        raise _body_too_large(declared, limit_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit_bytes:
+                raise _body_too_large(f"at least {size}", limit_bytes)
+            chunks.append(chunk)
+    except ClientDisconnect as error:
+        raise Cancelled from error
+    return b"".join(chunks)
+
+
+def _body_too_large(size: str, limit_bytes: int) -> HTTPException:
+    return HTTPException(413, f"the request body has {size[:20]} bytes: at most {limit_bytes} are allowed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """A request that is not streamed ended well."""
+
+    text: str
+    finished: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A request that is not streamed failed after it was admitted."""
+
+    error: LlamaServeError
+    n_tokens: int
+    """Tokens generated before the failure."""
+
+
+async def _collect(stream: AsyncGenerator[Event, None]) -> _Answered | _Broken:
+    parts: list[str] = []
+    n_tokens = 0
+    async with aclosing(stream) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                parts.append(event.text)
+                n_tokens += len(event.tokens)
+            elif isinstance(event, Finished):
+                return _Answered("".join(parts), event)
+            else:
+                return _Broken(event.error, n_tokens)
+    raise EngineError("the request ended without a last event")
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

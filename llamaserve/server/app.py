@@ -1,0 +1,83 @@
+"""The Starlette application: routes, error handlers, and the life of the service behind them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llamaserve.api.openai.errors import error_response, http_error_response
+from llamaserve.api.openai.routes import OpenAIRoutes
+from llamaserve.config import HttpConfig
+from llamaserve.errors import LlamaServeError
+from llamaserve.server.loading import ServiceLoader
+from llamaserve.server.middleware import RequestScope
+from llamaserve.server.probes import Probes
+from llamaserve.service import Service
+
+
+def create_app(
+    load: Callable[[], Service], config: HttpConfig, on_load_failed: Callable[[Exception], None]
+) -> Starlette:
+    """An application that loads its model when it starts and closes it when it stops.
+
+    ``load`` and ``on_load_failed`` run on a thread of their own; until ``load`` returns, /health answers 503.
+    """
+    return build_app(ServiceLoader(load, on_ready=_ignore_ready, on_failed=on_load_failed), config)
+
+
+def build_app(loader: ServiceLoader, config: HttpConfig) -> Starlette:
+    """The application over a loader that was not started yet."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
+        loader.start()
+        try:
+            yield
+        finally:
+            await run_in_threadpool(loader.close)
+
+    openai = OpenAIRoutes(
+        loader.service, max_body_bytes=config.max_body_bytes, system_fingerprint=f"llamaserve-{_package_version()}"
+    )
+    app = Starlette(
+        routes=[*Probes(loader.service).routes(), *openai.routes()],
+        middleware=[Middleware(RequestScope)],
+        exception_handlers={LlamaServeError: _answer_our_error, HTTPException: _answer_http_error},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
+    return app
+
+
+def _ignore_ready(service: Service) -> None:
+    """Nobody waits for the model of a bare application; /health tells."""
+
+
+async def _answer_our_error(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise TypeError(f"expected an HTTPException, got {error!r}")
+    messages = {
+        404: f"there is no {request.method} {request.url.path} here",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    message = messages.get(error.status_code, error.detail)
+    return http_error_response(error.status_code, message, error.headers)
+
+
+def _package_version() -> str:
+    try:
+        return importlib.metadata.version("llamaserve")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

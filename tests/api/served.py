@@ -1,0 +1,99 @@
+"""A real socket in front of a fake engine: what the API tests talk to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp
+
+from llamaserve.chat.template import ChatTemplate, RenderedChat
+from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.engine.fake import FakeEngine
+from llamaserve.server.app import create_app
+from llamaserve.server.run import bind_socket, server_url
+from llamaserve.service import Service
+
+MODEL = "fake-model"
+
+
+class LineTemplate:
+    """A chat template that writes one line a message: ``role: content``."""
+
+    def __init__(self, stops: tuple[str, ...] = ()) -> None:
+        self._stops = stops
+
+    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
+        """The lines, then ``assistant: ``."""
+        lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return RenderedChat(lines + ("assistant: " if add_generation_prompt else ""), self._stops)
+
+
+@dataclass
+class Served:
+    """A running server."""
+
+    client: httpx.Client
+    engine: FakeEngine
+    service: Service
+
+    def complete(self, prompt: object = "Hello", **fields: object) -> httpx.Response:
+        """``POST /v1/completions``."""
+        return self.client.post("/v1/completions", json={"prompt": prompt, **fields})
+
+    def chat(self, content: object = "hi", **fields: object) -> httpx.Response:
+        """``POST /v1/chat/completions`` with one user message, or with ``messages``."""
+        messages = [{"role": "user", "content": content}]
+        return self.client.post("/v1/chat/completions", json={"messages": messages, **fields})
+
+
+@contextmanager
+def listening(app: ASGIApp) -> Generator[str, None, None]:
+    """Run an application on a free port of this machine; gives its URL."""
+    config = HttpConfig(port=0)
+    with bind_socket(config) as listener:
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", http="httptools", ws="none")
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server")
+        thread.start()
+        try:
+            yield server_url(config.host, listener)
+        finally:
+            server.should_exit = True
+            thread.join(timeout=20)
+    assert not thread.is_alive(), "the server did not stop"
+
+
+@contextmanager
+def serving(
+    engine: FakeEngine,
+    *,
+    template: ChatTemplate | None = None,
+    scheduler: SchedulerConfig | None = None,
+    max_body_bytes: int = 64 * 1024,
+) -> Generator[Served, None, None]:
+    """A server over this engine, ready to answer."""
+    service = Service(engine, template, scheduler or SchedulerConfig(), MODEL)
+    app = create_app(lambda: service, HttpConfig(max_body_bytes=max_body_bytes), fail_loudly)
+    with listening(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+        wait_until(lambda: client.get("/health").status_code == 200)
+        yield Served(client, engine, service)
+
+
+def fail_loudly(error: Exception) -> None:
+    """An ``on_load_failed`` for models that load."""
+    raise AssertionError(f"the model was not loaded: {error}")
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Poll until the claim holds; fails after the timeout."""
+    ends_at = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < ends_at, "it did not happen in time"
+        time.sleep(0.005)

@@ -1,0 +1,386 @@
+"""From bytes to typed bodies: what is refused, what is accepted, what the messages say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+
+import pytest
+
+from llamaserve.api.openai.body import ChatBody, CompletionBody, decode_body
+from llamaserve.api.openai.fields import MAX_NAMES_WARNED, UNHONOURED_FIELDS, UnknownFieldLog
+from llamaserve.api.openai.prompts import chat_prompt, completion_prompt, template_messages
+from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.engine.fake import BOS, EOS, N_VOCAB, FakeVocabulary
+from llamaserve.errors import BadRequest, BadSampler, BadTemplate, BadToken, EmptyPrompt, PromptTooLong, RequestError
+from llamaserve.request import SamplingParams
+from tests.api.served import LineTemplate
+
+N_CTX = 1024
+
+
+def completion(**fields: object) -> CompletionBody:
+    body = json.dumps({"prompt": "x", **fields}).encode()
+    return decode_body(body, CompletionBody, UnknownFieldLog())
+
+
+def chat(messages: object, **fields: object) -> ChatBody:
+    return decode_body(json.dumps({"messages": messages, **fields}).encode(), ChatBody, UnknownFieldLog())
+
+
+def sampling(**fields: object) -> SamplingParams:
+    return sampling_params(completion(**fields), N_VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "empty"),
+        (b"  \n", "empty"),
+        (b"{", "not valid JSON"),
+        (b"{'prompt': 1}", "not valid JSON"),
+        (b'{"prompt": "x"} y', "not valid JSON"),
+        (b'{"prompt": NaN}', "not valid JSON"),
+        (b'{"prompt": "\xff"}', "UTF-8"),
+        (b'{"prompt": "\\ud800"}', "not valid JSON"),
+        (b'{"prompt": "\\udc00 x"}', "not valid JSON"),
+        (b"[1]", "must be a JSON object, not array"),
+        (b"3", "must be a JSON object, not integer"),
+        (b"null", "must be a JSON object, not null"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 10_000 + b"}", "out of range"),
+        (b'{"temperature": 1e999}', "out of range"),
+    ],
+    ids=range(16),
+)
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        decode_body(body, CompletionBody, UnknownFieldLog())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"temperature": "hot"}, "temperature", "temperature: expected number or null, got string"),
+        ({"temperature": True}, "temperature", "temperature: expected number or null, got boolean"),
+        ({"max_tokens": 1.5}, "max_tokens", "max_tokens: expected integer or null, got number"),
+        ({"stream": "yes"}, "stream", "stream: expected boolean or null, got string"),
+        ({"stop": [1]}, "stop[0]", "stop[0]: expected string, got integer"),
+        ({"stop": {}}, "stop", "stop: expected string or array or null, got object"),
+        ({"prompt": {}}, "prompt", "prompt: expected string or array, got object"),
+        ({"prompt": [1, None]}, "prompt[1]", "prompt[1]: expected integer or string or array, got null"),
+        ({"prompt": [True]}, "prompt[0]", "prompt[0]: expected integer or string or array, got boolean"),
+        ({"prompt": [[1, "x"]]}, "prompt[0][1]", "prompt[0][1]: expected integer, got string"),
+        ({"stream_options": 3}, "stream_options", "stream_options: expected object or null, got integer"),
+        ({"logit_bias": [[1]]}, "logit_bias[0]", "logit_bias[0]: expected array of length 2, got 1"),
+        ({"model": 3}, "model", "model: expected string or null, got integer"),
+    ],
+    ids=range(13),
+)
+def test_a_wrong_type_names_the_field_and_both_types(fields: dict[str, object], param: str, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        completion(**fields)
+    assert (str(caught.value), caught.value.param) == (message, param)
+
+
+def test_a_missing_prompt_and_missing_messages_are_named() -> None:
+    with pytest.raises(BadRequest, match=r"^prompt: this field is required"):
+        decode_body(b"{}", CompletionBody, UnknownFieldLog())
+    with pytest.raises(BadRequest, match=r"^messages: this field is required"):
+        decode_body(b"{}", ChatBody, UnknownFieldLog())
+    with pytest.raises(BadRequest, match=r"^messages\[0\].role: this field is required"):
+        chat([{"content": "x"}])
+
+
+def test_null_means_absent_for_every_optional_field() -> None:
+    optional = [name for name in CompletionBody.__struct_fields__ if name != "prompt"]
+    nulls: dict[str, object] = dict.fromkeys([*optional, *UNHONOURED_FIELDS, "user", "no_such_field"])
+    body = completion(**nulls)
+    assert sampling_params(body, N_VOCAB) == SamplingParams()
+    assert (max_new_tokens(body), stop_strings(body)) == (None, ())
+    assert (body.is_streamed, body.wants_usage_chunk) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function"}]},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function"}},
+        {"functions": [{}]},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        {"logprobs": True},
+        {"logprobs": 1},
+        {"top_logprobs": 2},
+        {"n": 2},
+        {"n": True},
+        {"n": "two"},
+        {"best_of": 3},
+        {"echo": True},
+        {"suffix": "end"},
+        {"grammar": "root ::= x"},
+        {"json_schema": {"type": "object"}},
+        {"min_tokens": 4},
+        {"typical_p": 0.5},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "low"},
+        {"continue_final_message": True},
+    ],
+    ids=str,
+)
+def test_what_changes_the_result_and_is_not_honoured_is_refused_by_name(fields: dict[str, object]) -> None:
+    (name,) = fields
+    with pytest.raises(BadRequest, match=f"^{name} is ") as caught:
+        completion(**fields)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [], "tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"response_format": {"type": "text"}},
+        {"logprobs": False, "top_logprobs": 0},
+        {"logprobs": 0},
+        {"n": 1, "best_of": 1, "echo": False, "suffix": ""},
+        {"typical_p": 1.0, "mirostat": 0, "min_tokens": 0},
+        {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True},
+    ],
+    ids=str,
+)
+def test_values_that_ask_for_nothing_are_accepted(fields: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
+    completion(**fields)
+    assert not caplog.records
+
+
+def test_an_unknown_field_is_accepted_with_one_warning_per_name(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = UnknownFieldLog()
+    body = b'{"prompt": "x", "shiny": 1, "stream_options": {"continuous_usage_stats": true}}'
+    for _ in range(3):
+        decode_body(body, CompletionBody, unknown)
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    assert sorted(str(record.args[0]) for record in caplog.records if isinstance(record.args, tuple)) == [
+        "shiny",
+        "stream_options.continuous_usage_stats",
+    ]
+
+
+def test_the_memory_of_unknown_names_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = UnknownFieldLog()
+    unknown.note({f"field{number}": 1 for number in range(MAX_NAMES_WARNED + 50)}, ())
+    assert len(caplog.records) == MAX_NAMES_WARNED
+    unknown = UnknownFieldLog()
+    caplog.clear()
+    unknown.note({"x" * 100_000: 1}, ())
+    assert len(caplog.text) < 1000
+
+
+def test_a_deeply_nested_refused_value_is_named_without_being_written_out() -> None:
+    nested = b"[" * 500 + b"]" * 500
+    with pytest.raises(BadRequest, match=r"^n is \[\[\[") as caught:
+        decode_body(b'{"prompt": "x", "n": ' + nested + b"}", CompletionBody, UnknownFieldLog())
+    assert len(str(caught.value)) < 200
+
+
+def test_every_sampling_field_arrives() -> None:
+    params = sampling(
+        temperature=1,
+        top_k=5,
+        top_p=0.5,
+        min_p=0,
+        seed=7,
+        repeat_penalty=1.1,
+        repeat_last_n=32,
+        frequency_penalty=0.1,
+        presence_penalty=-0.1,
+        logit_bias={"5": 2, "6": False},
+        ignore_eos=True,
+    )
+    assert params == SamplingParams(
+        temperature=1.0,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.0,
+        seed=7,
+        repeat_penalty=1.1,
+        repeat_last_n=32,
+        frequency_penalty=0.1,
+        presence_penalty=-0.1,
+        logit_bias={5: 2.0, 6: -math.inf},
+        ignore_eos=True,
+    )
+
+
+def test_other_servers_words_for_off_and_random_mean_the_same() -> None:
+    assert sampling(seed=-1).seed is None
+    assert sampling(seed=2**32 - 1).seed is None
+    assert sampling(top_k=-1).top_k == 0
+    assert sampling(repetition_penalty=1.2).repeat_penalty == 1.2
+    assert sampling(logit_bias=[[5, 1.5], [6, False]]).logit_bias == {5: 1.5, 6: -math.inf}
+    assert max_new_tokens(completion(max_tokens=-1)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 101}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"seed": -2}, "seed"),
+        ({"seed": 2**40}, "seed"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repeat_last_n": -1}, "repeat_last_n"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 6000: 1}}, "logit_bias"),
+    ],
+    ids=range(15),
+)
+def test_a_sampling_value_out_of_range_is_refused_under_the_clients_name(fields: dict[str, object], param: str) -> None:
+    with pytest.raises((BadSampler, BadRequest), match=param) as caught:
+        sampling(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("bias", [{str(N_VOCAB): 1}, {"-1": 1}, [[N_VOCAB, 1]]], ids=str)
+def test_a_bias_outside_the_vocabulary_is_refused(bias: object) -> None:
+    with pytest.raises(BadToken) as caught:
+        sampling(logit_bias=bias)
+    assert caught.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_max_tokens_has_three_names_and_a_lower_limit(name: str) -> None:
+    assert max_new_tokens(completion(**{name: 9})) == 9
+    for value in (0, -2):
+        with pytest.raises(BadRequest, match=f"^{name} is {value}") as caught:
+            max_new_tokens(completion(**{name: value}))
+        assert caught.value.param == name
+
+
+def test_stop_is_a_string_or_a_list() -> None:
+    assert stop_strings(completion(stop="a")) == ("a",)
+    assert stop_strings(completion(stop=["a", "b"])) == ("a", "b")
+    assert stop_strings(completion(stop=[])) == ()
+
+
+def test_a_completion_prompt_is_text_or_token_ids_or_a_list_of_one() -> None:
+    vocab = FakeVocabulary()
+    assert completion_prompt(completion(prompt="hi"), vocab, N_CTX) == (BOS, *b"hi")
+    assert completion_prompt(completion(prompt=["hi"]), vocab, N_CTX) == (BOS, *b"hi")
+    assert completion_prompt(completion(prompt=[1, 2]), vocab, N_CTX) == (1, 2)
+    assert completion_prompt(completion(prompt=[[1, 2]]), vocab, N_CTX) == (1, 2)
+    assert completion_prompt(completion(prompt="a<eos>"), vocab, N_CTX) == (BOS, ord("a"), EOS)
+
+
+class CountingVocabulary(FakeVocabulary):
+    """Eight characters a token; keeps how much text it was asked to tokenise."""
+
+    def __init__(self) -> None:
+        self.n_characters = 0
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        self.n_characters += len(text)
+        return [1] * (len(text) // 8 + 1)
+
+
+def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -> None:
+    vocab = CountingVocabulary()
+    with pytest.raises(PromptTooLong, match="at least") as caught:
+        completion_prompt(completion(prompt="x" * 2_000_000), vocab, N_CTX)
+    assert caught.value.n_prompt > 2 * N_CTX
+    assert vocab.n_characters <= 2**16
+    messages = [{"role": "user", "content": "x" * 2_000_000}]
+    with pytest.raises(PromptTooLong, match="at least"):
+        chat_prompt(chat(messages), LineTemplate(), vocab, N_CTX)
+
+
+def test_a_long_text_that_may_fit_is_tokenised_whole() -> None:
+    tokens = completion_prompt(completion(prompt="x" * (9 * N_CTX)), CountingVocabulary(), N_CTX)
+    assert len(tokens) == 9 * N_CTX // 8 + 1
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]]], ids=str)
+def test_an_empty_prompt_is_refused_even_if_the_vocabulary_would_add_a_token(prompt: object) -> None:
+    """S67"""
+    with pytest.raises(EmptyPrompt):
+        completion_prompt(completion(prompt=prompt), FakeVocabulary(), N_CTX)
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [1, "a"], ["a", [1]]], ids=str)
+def test_several_prompts_are_refused_by_name(prompt: object) -> None:
+    with pytest.raises(BadRequest, match="one prompt per request") as caught:
+        completion_prompt(completion(prompt=prompt), FakeVocabulary(), N_CTX)
+    assert caught.value.param == "prompt"
+
+
+def test_messages_become_roles_and_text() -> None:
+    body = chat(
+        [
+            {"role": "developer", "content": "be brief"},
+            {"role": "system", "content": None},
+            {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "one"}, "two"]},
+            {"role": "assistant", "tool_calls": [], "reasoning_content": "hm"},
+            {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        ]
+    )
+    assert template_messages(body.messages) == [
+        {"role": "system", "content": "be brief"},
+        {"role": "system", "content": ""},
+        {"role": "user", "content": "one\ntwo"},
+        {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "42"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ([{"role": "oracle", "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls"),
+    ],
+    ids=range(6),
+)
+def test_messages_that_cannot_be_used_are_refused_by_path(messages: object, param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        template_messages(chat(messages).messages)
+    assert caught.value.param == param
+    assert str(caught.value).startswith(param)
+
+
+@pytest.mark.parametrize(
+    "messages", ["hi", [1], {}, None, [{"role": 1, "content": "x"}], [{"role": "user", "content": 3}]]
+)
+def test_messages_of_the_wrong_type_are_refused(messages: object) -> None:
+    with pytest.raises(BadRequest, match=r"^messages"):
+        chat(messages)
+
+
+def test_a_chat_prompt_is_rendered_and_brings_the_templates_stops() -> None:
+    body = chat([{"role": "user", "content": "hi"}])
+    tokens, stops = chat_prompt(body, LineTemplate(("\nuser:",)), FakeVocabulary(), N_CTX)
+    assert tokens == (BOS, *b"user: hi\nassistant: ")
+    assert stops == ("\nuser:",)
+
+
+def test_a_model_without_a_template_says_where_to_go() -> None:
+    with pytest.raises(BadTemplate, match="/v1/completions"):
+        chat_prompt(chat([{"role": "user", "content": "hi"}]), None, FakeVocabulary(), N_CTX)
+
+
+def test_every_refusal_here_is_a_request_error() -> None:
+    for error in (BadRequest, BadSampler, BadTemplate, BadToken, EmptyPrompt):
+        assert issubclass(error, RequestError)

@@ -1,0 +1,213 @@
+"""From the start to the end of a server: loading, failing, the port, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.engine.fake import FakeEngine
+from llamaserve.errors import ConfigError, EngineDown, ModelLoad
+from llamaserve.server.app import create_app
+from llamaserve.server.loading import ServiceLoader
+from llamaserve.server.run import bind_socket, run_server, server_url
+from llamaserve.service import Service
+from tests.api.served import MODEL, fail_loudly, listening, serving, wait_until
+
+
+def fake_service(engine: FakeEngine | None = None) -> Service:
+    return Service(engine or FakeEngine(), None, SchedulerConfig(), MODEL)
+
+
+def test_health_is_503_while_the_model_loads_and_200_afterwards() -> None:
+    may_load = threading.Event()
+
+    def load() -> Service:
+        assert may_load.wait(10)
+        return fake_service()
+
+    with (
+        listening(create_app(load, HttpConfig(), fail_loudly)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        for path in ("/health", "/v1/health", "/v1/models"):
+            response = client.get(path)
+            assert response.status_code == 503
+            assert response.json()["error"]["type"] == "unavailable_error"
+            assert "loading" in response.json()["error"]["message"]
+        assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+        may_load.set()
+        wait_until(lambda: client.get("/health").status_code == 200)
+        assert client.get("/v1/models").status_code == 200
+
+
+def test_a_model_that_cannot_be_loaded_is_reported_once_and_shown_by_health() -> None:
+    failures: list[Exception] = []
+
+    def load() -> Service:
+        raise ModelLoad("not a GGUF file")
+
+    with listening(create_app(load, HttpConfig(), failures.append)) as url, httpx.Client(base_url=url) as client:
+        wait_until(lambda: bool(failures))
+        response = client.get("/health")
+        assert response.status_code == 503
+        assert "not a GGUF file" in response.json()["error"]["message"]
+    assert [str(failure) for failure in failures] == ["not a GGUF file"]
+
+
+def test_the_service_is_closed_when_the_application_ends() -> None:
+    engine = FakeEngine()
+    with serving(engine):
+        assert not engine.is_shut_down
+    assert engine.is_shut_down
+
+
+def test_health_is_503_when_the_engine_is_down() -> None:
+    with serving(FakeEngine()) as served:
+        served.service.close()
+        assert served.client.get("/health").status_code == 503
+        assert served.complete("a").status_code == 503
+
+
+def test_open_streams_end_with_an_error_event_when_the_service_closes() -> None:
+    with serving(FakeEngine(n_ctx=64_000, step_s=0.002)) as served:
+        body = {"prompt": "a", "stream": True}
+        with served.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            served.service.close()
+            *_, last = (line for line in lines if line)
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+
+
+def test_a_loader_that_is_closed_while_loading_stops_the_load_and_closes_what_it_brought() -> None:
+    engine = FakeEngine()
+    is_cancelled = threading.Event()
+    calls: list[object] = []
+
+    def load() -> Service:
+        assert is_cancelled.wait(10)
+        return fake_service(engine)
+
+    loader = ServiceLoader(load, on_ready=calls.append, on_failed=calls.append, cancel_load=is_cancelled.set)
+    loader.start()
+    loader.close()
+    loader.close()
+    assert engine.is_shut_down
+    assert calls == []
+    with pytest.raises(EngineDown, match="shutting down"):
+        loader.service()
+
+
+def test_a_loader_that_never_started_can_be_closed() -> None:
+    loader = ServiceLoader(fake_service, on_ready=fail_on_ready, on_failed=fail_loudly)
+    loader.close()
+    with pytest.raises(EngineDown):
+        loader.service()
+
+
+def fail_on_ready(service: Service) -> None:
+    raise AssertionError("nothing was started")
+
+
+def test_a_port_in_use_is_an_error_naming_host_and_port_before_anything_loads() -> None:
+    def load() -> Service:
+        raise AssertionError("the model must not be loaded")
+
+    with bind_socket(HttpConfig(port=0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            run_server(load, HttpConfig(port=port), on_ready=lambda service, url: None)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "x" * 300])
+def test_a_host_that_is_not_ours_is_an_error_naming_it(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on " + host[:5]):
+        bind_socket(HttpConfig(host=host, port=0))
+
+
+def test_an_ipv6_address_is_written_in_brackets() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        assert server_url("::1", listener).startswith("http://[::1]:")
+
+
+SERVER = """
+import sys, threading, time
+from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.engine.fake import FakeEngine
+from llamaserve.errors import ModelLoad
+from llamaserve.server.run import run_server
+from llamaserve.service import Service
+
+cancelled = threading.Event()
+
+def load():
+    if sys.argv[1] == "slow":
+        print("loading", flush=True)
+        cancelled.wait(30)
+        raise ModelLoad("cancelled")
+    if sys.argv[1] == "broken":
+        raise ModelLoad("not a GGUF file")
+    return Service(FakeEngine(n_ctx=64_000, step_s=0.002), None, SchedulerConfig(), "fake")
+
+try:
+    run_server(load, HttpConfig(port=0), on_ready=lambda _, url: print(url, flush=True), cancel_load=cancelled.set)
+except ModelLoad as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+@contextlib.contextmanager
+def server_process(behaviour: str) -> Generator[subprocess.Popen[str], None, None]:
+    """A server in a process of its own, killed at the end if it still runs."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", SERVER, behaviour]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_open_streams_with_an_error_event_and_the_process_with_0(number: signal.Signals) -> None:
+    with server_process("ready") as process, httpx.Client(base_url=first_line(process), timeout=20) as client:
+        with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(number)
+            *_, last = (line for line in lines if line)
+        assert process.wait(timeout=5) == 0
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+
+
+def test_a_signal_while_loading_ends_the_process() -> None:
+    with server_process("slow") as process:
+        assert first_line(process) == "loading"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=5) == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_process_with_1() -> None:
+    with server_process("broken") as process:
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert "error: not a GGUF file" in errors
+    assert "Traceback" not in errors
