@@ -1,0 +1,193 @@
+"""The commands of ``llamaserve`` and how their failures end: usage errors with 2, all others with 1, one line each."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from llamaserve.cli.conversation import Conversation
+from llamaserve.cli.flag_groups import with_flag_groups
+from llamaserve.cli.flags import (
+    MODEL_HELP,
+    EngineFlags,
+    HttpFlags,
+    ModelFlag,
+    PredictFlag,
+    SamplingFlags,
+    SlotFlags,
+    StopFlag,
+    max_tokens,
+)
+from llamaserve.cli.model_facts import facts_json, facts_text
+from llamaserve.cli.parts import Parts
+from llamaserve.cli.progress import DownloadBar, LoadBar
+from llamaserve.cli.serving import serve as run_serve
+from llamaserve.cli.terminal import read_prompt, reader_of_lines
+from llamaserve.config import SchedulerConfig
+from llamaserve.errors import BadTemplate, LlamaServeError
+from llamaserve.models import DEFAULT_MODEL
+from llamaserve.server_api import DEFAULT_MAX_TOKENS, Server
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+
+app = typer.Typer(
+    help="Serve GGUF models with llama.cpp.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"llamaserve {importlib.metadata.version('llamaserve')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Serve GGUF models with llama.cpp."""
+
+
+@app.command()
+@with_flag_groups
+def serve(
+    ctx: typer.Context, *, engine: EngineFlags, slots: SlotFlags, http: HttpFlags, model: ModelFlag = DEFAULT_MODEL
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API."""
+    parts, console = _parts(ctx), _progress_console()
+    path = _resolve(parts, model, console)
+    run_serve(parts, engine.config(path, slots.parallel), slots.config(engine.profile), http.config(), console)
+
+
+@app.command()
+@with_flag_groups
+def chat(
+    ctx: typer.Context,
+    *,
+    engine: EngineFlags,
+    sampling: SamplingFlags,
+    model: ModelFlag = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option("--system", help="What the model shall be.")] = None,
+    predict: PredictFlag = -1,
+    stop: StopFlag = None,
+) -> None:
+    """Talk with a model; /exit or Ctrl-D ends, Ctrl-C stops an answer."""
+    limit = max_tokens(predict)
+    with _open_server(_parts(ctx), model, engine) as server:
+        conversation = Conversation(
+            server,
+            sampling,
+            system=system,
+            max_tokens=limit,
+            stop=stop or (),
+            out=sys.stdout,
+            notices=sys.stderr,
+        )
+        conversation.run(reader_of_lines(sys.stdin))
+
+
+@app.command()
+@with_flag_groups
+def complete(
+    ctx: typer.Context,
+    *,
+    engine: EngineFlags,
+    sampling: SamplingFlags,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue; - reads standard input.")],
+    model: ModelFlag = DEFAULT_MODEL,
+    predict: PredictFlag = DEFAULT_MAX_TOKENS,
+    stop: StopFlag = None,
+) -> None:
+    """Continue a text; only what the model adds goes to standard output."""
+    limit = max_tokens(predict)
+    text = read_prompt(sys.stdin) if prompt == "-" else prompt
+    with (
+        _open_server(_parts(ctx), model, engine) as server,
+        server.stream(text, max_tokens=limit, stop=stop or (), **sampling.options) as stream,
+    ):
+        for piece in stream:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    if sys.stdout.isatty():
+        print()
+
+
+@app.command()
+def pull(ctx: typer.Context, model: ModelArgument = DEFAULT_MODEL) -> None:
+    """Fetch a model and print where it is."""
+    print(_resolve(_parts(ctx), model, _progress_console()))
+
+
+@app.command()
+def info(
+    ctx: typer.Context,
+    model: ModelArgument = DEFAULT_MODEL,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all metadata.")] = False,
+    template: Annotated[bool, typer.Option("--template", help="Show the chat template only.")] = False,
+) -> None:
+    """Show what a model file says of itself, without loading its weights."""
+    parts = _parts(ctx)
+    path = _resolve(parts, model, _progress_console())
+    header = parts.read_gguf(path)
+    if as_json:
+        print(facts_json(path, header))
+    elif not template:
+        print(facts_text(path, header))
+    elif header.chat_template is None:
+        raise BadTemplate(f"{path} has no chat template")
+    else:
+        print(header.chat_template)
+
+
+def main(arguments: Sequence[str] | None = None, parts: Parts | None = None) -> NoReturn:
+    """Run a command line; ``parts`` None takes the real ones. Raises SystemExit, always."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a character shows "?" and the text goes on
+    try:
+        app(args=arguments, prog_name="llamaserve", obj=parts)
+    except LlamaServeError as error:
+        print(f"llamaserve: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _parts(ctx: typer.Context) -> Parts:
+    parts = ctx.find_object(Parts)
+    if parts is not None:
+        return parts
+    from llamaserve.cli.real_parts import PARTS  # noqa: PLC0415 - the native module, which --help does without
+
+    return PARTS
+
+
+def _progress_console() -> Console:
+    """Where progress is shown: never in the way of what a script reads."""
+    return Console(stderr=True)
+
+
+def _resolve(parts: Parts, model: str, console: Console) -> Path:
+    with DownloadBar(console) as bar:
+        return parts.resolve(model, progress=bar)
+
+
+def _open_server(parts: Parts, model: str, engine: EngineFlags) -> Server:
+    """A server for one caller: one slot, which has the whole context."""
+    console = _progress_console()
+    config = engine.config(_resolve(parts, model, console), n_slots=1)
+    name = config.model_path.stem
+    with LoadBar(console, name) as bar:
+        return Server.from_service(parts.load_service(config, SchedulerConfig(), name, bar.advance))

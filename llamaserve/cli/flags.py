@@ -1,0 +1,179 @@
+"""The flags, in llama-server's spelling, and what they configure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llamaserve.config import MAX_SEQUENCES, EngineConfig, FlashAttention, HttpConfig, Profile, SchedulerConfig
+from llamaserve.models import DEFAULT_MODEL
+from llamaserve.request import SamplingParams
+from llamaserve.server_api import SamplingOptions
+
+MODEL_HELP = f'A .gguf file, "{DEFAULT_MODEL}" (fetched on first use), or "hf:owner/repo/file.gguf".'
+
+_ENGINE = EngineConfig(model_path=Path())
+_SCHEDULER = SchedulerConfig()
+_HTTP = HttpConfig()
+_SAMPLING = SamplingParams()
+
+_model = partial(typer.Option, rich_help_panel="Model and context")
+_slots = partial(typer.Option, rich_help_panel="Slots and queue")
+_http = partial(typer.Option, rich_help_panel="HTTP")
+_sampling = partial(typer.Option, rich_help_panel="Sampling")
+
+ModelFlag = Annotated[str, _model("--model", "-m", help=MODEL_HELP)]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """How the model is loaded."""
+
+    ctx_size: Annotated[int, _model("--ctx-size", "-c", min=1, help="Tokens over all slots.")] = _ENGINE.n_ctx
+    batch_size: Annotated[int, _model("--batch-size", "-b", min=1, help="Most tokens in a step.")] = _ENGINE.n_batch
+    ubatch_size: Annotated[
+        int, _model("--ubatch-size", "-ub", min=1, help="Most tokens computed at once inside a step.")
+    ] = _ENGINE.n_ubatch
+    threads: Annotated[
+        int, _model("--threads", "-t", min=0, help="Threads for single tokens; 0 = one for each usable core.")
+    ] = _ENGINE.n_threads
+    threads_batch: Annotated[
+        int, _model("--threads-batch", "-tb", min=0, help="Threads for more than one token; 0 = as --threads.")
+    ] = _ENGINE.n_threads_batch
+    gpu_layers: Annotated[
+        int, _model("--gpu-layers", "-ngl", min=0, help="Layers put on a GPU, if this build has one.")
+    ] = _ENGINE.n_gpu_layers
+    flash_attn: Annotated[FlashAttention, _model("--flash-attn", "-fa", help="Flash attention.")] = (
+        _ENGINE.flash_attention
+    )
+    mmap: Annotated[bool, _model("--mmap/--no-mmap", help="Map the file into memory.")] = _ENGINE.use_mmap
+    mlock: Annotated[bool, _model("--mlock", help="Keep the weights in RAM.")] = _ENGINE.use_mlock
+    check_tensors: Annotated[bool, _model("--check-tensors", help="Check the weights for invalid values.")] = (
+        _ENGINE.check_tensors
+    )
+    swa_full: Annotated[
+        bool, _model("--swa-full", help="Keep every token of a sliding-window model, not only its window.")
+    ] = _ENGINE.swa_full
+    profile: Annotated[
+        Profile,
+        _model("--profile", help="shared = fastest; parity = a text does not depend on who runs beside it."),
+    ] = _ENGINE.profile
+
+    def config(self, model_path: Path, n_slots: int) -> EngineConfig:
+        """The engine's configuration. Raises ConfigError."""
+        return EngineConfig(
+            model_path=model_path,
+            n_ctx=self.ctx_size,
+            n_slots=n_slots,
+            n_batch=self.batch_size,
+            n_ubatch=self.ubatch_size,
+            n_threads=self.threads,
+            n_threads_batch=self.threads_batch,
+            n_gpu_layers=self.gpu_layers,
+            flash_attention=self.flash_attn,
+            use_mmap=self.mmap,
+            use_mlock=self.mlock,
+            check_tensors=self.check_tensors,
+            swa_full=self.swa_full,
+            profile=self.profile,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFlags:
+    """How requests share the model."""
+
+    parallel: Annotated[
+        int, _slots("--parallel", "-np", min=1, max=MAX_SEQUENCES, help="Requests that run at the same time.")
+    ] = _ENGINE.n_slots
+    max_queue_depth: Annotated[
+        int, _slots("--max-queue-depth", min=0, help="Requests that may wait; 0 = no limit.")
+    ] = _SCHEDULER.max_queue
+    prefill_chunk_size: Annotated[
+        int,
+        _slots("--prefill-chunk-size", min=0, help="Most prompt tokens of one request in a step; 0 = --batch-size."),
+    ] = _SCHEDULER.prefill_chunk
+    mixed_step: Annotated[
+        bool | None,
+        _slots(
+            "--mixed-step/--no-mixed-step",
+            help="Compute prompts in the same step as running texts.",
+            show_default="on, in the parity profile off",
+        ),
+    ] = None
+
+    def config(self, profile: Profile) -> SchedulerConfig:
+        """The scheduler's configuration. Raises ConfigError."""
+        return SchedulerConfig(
+            max_queue=self.max_queue_depth,
+            prefill_chunk=self.prefill_chunk_size,
+            mixed_step=profile is not Profile.PARITY if self.mixed_step is None else self.mixed_step,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpFlags:
+    """Where the server listens."""
+
+    host: Annotated[str, _http("--host", help="Address to listen on.")] = _HTTP.host
+    port: Annotated[int, _http("--port", min=0, max=65535, help="0 = the system chooses one.")] = _HTTP.port
+    alias: Annotated[
+        str | None, _http("--alias", "-a", help="The model's name for clients.", show_default="the file's name")
+    ] = _HTTP.alias
+
+    def config(self) -> HttpConfig:
+        """The HTTP server's configuration. Raises ConfigError."""
+        return HttpConfig(host=self.host, port=self.port, alias=self.alias)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """How tokens are drawn. On the command line greedy by default (E25); the rest is as on the server."""
+
+    temp: Annotated[float, _sampling("--temp", help="0 takes the most likely token.")] = 0.0
+    top_k: Annotated[int, _sampling("--top-k", help="Keep the k most likely tokens; 0 = all.")] = _SAMPLING.top_k
+    top_p: Annotated[float, _sampling("--top-p", help="Keep the likeliest tokens up to this probability.")] = (
+        _SAMPLING.top_p
+    )
+    min_p: Annotated[float, _sampling("--min-p", help="Drop tokens below this fraction of the likeliest.")] = (
+        _SAMPLING.min_p
+    )
+    seed: Annotated[int, _sampling("--seed", "-s", min=-1, help="-1 = a new one each time.")] = -1
+    repeat_penalty: Annotated[float, _sampling("--repeat-penalty", help="1 = off.")] = _SAMPLING.repeat_penalty
+    repeat_last_n: Annotated[int, _sampling("--repeat-last-n", help="Tokens the penalties look back.")] = (
+        _SAMPLING.repeat_last_n
+    )
+    frequency_penalty: Annotated[float, _sampling("--frequency-penalty", help="0 = off.")] = _SAMPLING.frequency_penalty
+    presence_penalty: Annotated[float, _sampling("--presence-penalty", help="0 = off.")] = _SAMPLING.presence_penalty
+
+    @property
+    def options(self) -> SamplingOptions:
+        """The same for ``Server``, which checks the values."""
+        return SamplingOptions(
+            temperature=self.temp,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=None if self.seed < 0 else self.seed,
+            repeat_penalty=self.repeat_penalty,
+            repeat_last_n=self.repeat_last_n,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+        )
+
+
+StopFlag = Annotated[
+    list[str] | None, _sampling("--stop", help="Ends the text where it would begin; may be given several times.")
+]
+PredictFlag = Annotated[int, _sampling("--predict", "-n", help="Most tokens; -1 = until the model ends.")]
+
+
+def max_tokens(predict: int) -> int | None:
+    """The limit that ``--predict`` means. Raises typer.BadParameter for 0 and below -1."""
+    if predict == 0 or predict < -1:
+        raise typer.BadParameter(f"{predict} is not -1 or at least 1", param_hint="'--predict' / '-n'")
+    return None if predict == -1 else predict
