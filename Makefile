@@ -1,6 +1,7 @@
 # make serve   everything from nothing: environment, build, default model, server on http://127.0.0.1:8080
 # make test    the same set-up, then every test          make check   format, lint, types, stubs, layers
 # make build   the native modules, after a change in _native; only what changed is compiled
+# make bench-peers   llama.cpp's own tools from the same source with the same flags, for bench/ to compare with
 # make wheel   sdist and wheel into dist/                make clean   removes what was built, keeps .venv and vendor
 #
 # CMAKE_ARGS reaches llama.cpp: CMAKE_ARGS="-DGGML_CUDA=ON" make build
@@ -12,7 +13,7 @@ TEST_ARGS  ?=
 VENV       := .venv
 BIN        := $(VENV)/bin
 
-.PHONY: serve test check build wheel clean
+.PHONY: serve test check build bench-peers wheel clean
 
 serve: build
 	@$(BIN)/llamaserve serve $(SERVE_ARGS)
@@ -31,6 +32,11 @@ check: build $(VENV)/.test-ready $(VENV)/.check-ready
 build: $(VENV)/.build-ready
 	@$(BIN)/python -m pip install $(or $(VERBOSE),--quiet) --no-build-isolation --editable . || \
 	  { echo "llamaserve: the build failed; 'make build VERBOSE=-v' shows all of it" >&2; exit 1; }
+
+bench-peers: build
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/peers -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TOOLS=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) $(CMAKE_ARGS)
+	PATH="$(abspath $(BIN)):$$PATH" cmake --build build/peers --target llama-batched-bench
 
 wheel: $(VENV)/.test-ready
 	$(BIN)/python -m build
