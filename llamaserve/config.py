@@ -25,6 +25,11 @@ class Profile(enum.Enum):
     """Split KV, no flash attention, prompt pieces computed alone: a sequence's tokens do not depend on who runs
     beside it, where the model's kernels allow it. For identity tests."""
 
+    @property
+    def mixes_steps(self) -> bool:
+        """What ``SchedulerConfig.mixed_step`` is unless somebody says otherwise."""
+        return self is not Profile.PARITY
+
 
 class FlashAttention(enum.Enum):
     """Flash attention: llama.cpp decides, always, never."""
@@ -98,7 +103,7 @@ class SchedulerConfig:
     prefill_chunk: int = 512
     """Most prompt tokens of one sequence in a step; 0 = up to n_batch."""
     mixed_step: bool = True
-    """Whether prompt pieces share a step with decode rows and with each other. Off in the parity profile."""
+    """Whether prompt pieces share a step with decode rows and with each other; see ``Profile.mixes_steps``."""
 
     def __post_init__(self) -> None:
         _check_at_least("max_queue", self.max_queue, 0)

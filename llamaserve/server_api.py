@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from llamaserve.config import EngineConfig, FlashAttention, Profile, SchedulerConfig, split_options
 from llamaserve.errors import BadRequest, BadTemplate, ConfigError, UnknownOption
-from llamaserve.models import DEFAULT_MODEL, resolve
+from llamaserve.models import DEFAULT_MODEL, model_name, resolve
 from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest, SamplingParams, Timings
 from llamaserve.service import Service
 
@@ -479,8 +479,7 @@ def _load(model: str | os.PathLike[str], options: Mapping[str, Any]) -> Service:
         engine_options["profile"] = _enum(Profile, "profile", engine_options["profile"])
     if "flash_attention" in engine_options:
         engine_options["flash_attention"] = _enum(FlashAttention, "flash_attention", engine_options["flash_attention"])
-    if engine_options.get("profile") is Profile.PARITY:
-        scheduler_options.setdefault("mixed_step", False)
+    scheduler_options.setdefault("mixed_step", engine_options.get("profile", Profile.SHARED).mixes_steps)
     scheduler_config = SchedulerConfig(**scheduler_options)
     EngineConfig(model_path=Path(), **engine_options)
 
@@ -489,7 +488,7 @@ def _load(model: str | os.PathLike[str], options: Mapping[str, Any]) -> Service:
 
     path = resolve(os.fspath(model))
     engine = NativeEngine.load(EngineConfig(model_path=path, **engine_options))
-    return Service(engine, engine.chat_template, scheduler_config, path.stem)
+    return Service(engine, engine.chat_template, scheduler_config, model_name(model))
 
 
 EnumT = TypeVar("EnumT", Profile, FlashAttention)

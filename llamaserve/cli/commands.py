@@ -32,7 +32,7 @@ from llamaserve.cli.serving import serve as run_serve
 from llamaserve.cli.terminal import read_prompt, reader_of_lines
 from llamaserve.config import SchedulerConfig
 from llamaserve.errors import BadTemplate, LlamaServeError
-from llamaserve.models import DEFAULT_MODEL
+from llamaserve.models import DEFAULT_MODEL, model_name
 from llamaserve.server_api import DEFAULT_MAX_TOKENS, Server
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -69,7 +69,8 @@ def serve(
     """Serve a model over HTTP, with OpenAI's API."""
     parts, console = _parts(ctx), _progress_console()
     path = _resolve(parts, model, console)
-    run_serve(parts, engine.config(path, slots.parallel), slots.config(engine.profile), http.config(), console)
+    http_config = http.config(default_alias=model_name(model))
+    run_serve(parts, engine.config(path, slots.parallel), slots.config(engine.profile), http_config, console)
 
 
 @app.command()
@@ -188,6 +189,6 @@ def _open_server(parts: Parts, model: str, engine: EngineFlags) -> Server:
     """A server for one caller: one slot, which has the whole context."""
     console = _progress_console()
     config = engine.config(_resolve(parts, model, console), n_slots=1)
-    name = config.model_path.stem
+    name = model_name(model)
     with LoadBar(console, name) as bar:
         return Server.from_service(parts.load_service(config, SchedulerConfig(), name, bar.advance))

@@ -111,7 +111,7 @@ class SlotFlags:
         return SchedulerConfig(
             max_queue=self.max_queue_depth,
             prefill_chunk=self.prefill_chunk_size,
-            mixed_step=profile is not Profile.PARITY if self.mixed_step is None else self.mixed_step,
+            mixed_step=profile.mixes_steps if self.mixed_step is None else self.mixed_step,
         )
 
 
@@ -122,12 +122,12 @@ class HttpFlags:
     host: Annotated[str, _http("--host", help="Address to listen on.")] = _HTTP.host
     port: Annotated[int, _http("--port", min=0, max=65535, help="0 = the system chooses one.")] = _HTTP.port
     alias: Annotated[
-        str | None, _http("--alias", "-a", help="The model's name for clients.", show_default="the file's name")
+        str | None, _http("--alias", "-a", help="The model's name for clients.", show_default="-m, or its file's name")
     ] = _HTTP.alias
 
-    def config(self) -> HttpConfig:
+    def config(self, *, default_alias: str) -> HttpConfig:
         """The HTTP server's configuration. Raises ConfigError."""
-        return HttpConfig(host=self.host, port=self.port, alias=self.alias)
+        return HttpConfig(host=self.host, port=self.port, alias=self.alias or default_alias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ def serve(
 ) -> None:
     """Serve until a signal. Raises ConfigError, ModelLoad."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("llamaserve").setLevel(logging.INFO)  # one line a request
     name = http_config.alias or engine_config.model_path.stem
     bar = LoadBar(progress_console, name)
 

@@ -34,6 +34,12 @@ def resolve(
     return _existing_file(text)
 
 
+def model_name(source: str | os.PathLike[str]) -> str:
+    """The name clients use for what ``source`` names: a known name as it is, else the file's name without ending."""
+    text = os.fspath(source)
+    return text if text in PINNED_MODELS else Path(text.removeprefix(hub.PREFIX)).stem
+
+
 def _existing_file(text: str) -> Path:
     if not text:
         raise ModelLoad(f"no model was named: give {FORMS}")

@@ -87,7 +87,12 @@ def test_without_flags_serve_takes_the_defaults_of_the_configurations(run: Run, 
     assert fake.resolved == ["smollm2"]
     assert fake.engine_configs[0] == type(fake.engine_configs[0])(model_path=MODEL_PATH)
     assert fake.scheduler_configs[0] == type(fake.scheduler_configs[0])()
-    assert fake.http_configs[0] == type(fake.http_configs[0])()
+    assert fake.http_configs[0] == type(fake.http_configs[0])(alias="smollm2")
+    assert fake.names == ["smollm2"]
+
+
+def test_a_model_file_is_served_under_its_name_without_ending(run: Run, fake: FakeParts) -> None:
+    run("serve", "-m", "some/folder/tiny.Q4_1.gguf")
     assert fake.names == ["tiny.Q4_1"]
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from llamaserve.errors import ModelLoad
-from llamaserve.models import DEFAULT_MODEL, hub, resolve, source
+from llamaserve.models import DEFAULT_MODEL, hub, model_name, resolve, source
 from llamaserve.models.cache import models_folder
 from llamaserve.models.pinned import SMOLLM2
 
@@ -132,3 +132,16 @@ def test_a_failure_of_the_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ModelLoad) as caught:
         hub.fetch("hf:owner/repo/file.gguf")
     assert str(caught.value) == "hf:owner/repo/file.gguf cannot be downloaded: 404 Client Error"
+
+
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        ("smollm2", "smollm2"),
+        ("folder/tiny.Q4_1.gguf", "tiny.Q4_1"),
+        (Path("tiny.gguf"), "tiny"),
+        ("hf:owner/repo/sub/tiny.gguf", "tiny"),
+    ],
+)
+def test_a_model_is_called_by_its_known_name_or_its_file(named: str | Path, name: str) -> None:
+    assert model_name(named) == name
