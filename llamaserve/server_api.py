@@ -10,8 +10,10 @@ import difflib
 import operator
 import os
 import uuid
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
@@ -360,7 +362,7 @@ class Server:
         request = self._request(prompt, max_tokens, _stops(stop), params)
         return TextStream(self._service.stream_blocking(request, timeout_s=timeout_s))
 
-    async def astream(
+    def astream(
         self,
         prompt: Prompt,
         *,
@@ -369,10 +371,10 @@ class Server:
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncTextStream:
-        """As ``stream``: ``async for text in await server.astream(…)``."""
+        """As ``stream``: ``async for text in server.astream(…)``. Errors of the prompt come with the first step."""
         params = _sampling_params(sampling)
-        request = await asyncio.to_thread(self._request, prompt, max_tokens, _stops(stop), params)
-        return AsyncTextStream(self._service.stream(request, timeout_s=timeout_s))
+        make_request = partial(self._request, prompt, max_tokens, _stops(stop), params)
+        return AsyncTextStream(self._events(make_request, timeout_s))
 
     # Chat.
 
@@ -418,7 +420,7 @@ class Server:
         request = self._chat_request(messages, max_tokens, _stops(stop), params)
         return TextStream(self._service.stream_blocking(request, timeout_s=timeout_s))
 
-    async def achat_stream(
+    def achat_stream(
         self,
         messages: Messages,
         *,
@@ -427,10 +429,10 @@ class Server:
         timeout_s: float | None = None,
         **sampling: Unpack[SamplingOptions],
     ) -> AsyncTextStream:
-        """As ``chat_stream``: ``async for text in await server.achat_stream(…)``."""
+        """As ``chat_stream``: ``async for text in server.achat_stream(…)``."""
         params = _sampling_params(sampling)
-        request = await asyncio.to_thread(self._chat_request, messages, max_tokens, _stops(stop), params)
-        return AsyncTextStream(self._service.stream(request, timeout_s=timeout_s))
+        make_request = partial(self._chat_request, messages, max_tokens, _stops(stop), params)
+        return AsyncTextStream(self._events(make_request, timeout_s))
 
     def _request(
         self, prompt: Prompt, max_tokens: int | None, stop: tuple[str, ...], sampling: SamplingParams
@@ -448,6 +450,14 @@ class Server:
         rendered = template.render(messages)
         stops = tuple(dict.fromkeys((*stop, *rendered.stops)))
         return self._request(rendered.prompt, max_tokens, stops, sampling)
+
+    async def _events(
+        self, make_request: Callable[[], GenerationRequest], timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        request = await asyncio.to_thread(make_request)
+        async with aclosing(self._service.stream(request, timeout_s=timeout_s)) as events:
+            async for event in events:
+                yield event
 
     def _gather(self, request: GenerationRequest, timeout_s: float | None) -> Completion:
         answer = _Answer()

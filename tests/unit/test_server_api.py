@@ -120,9 +120,9 @@ def test_the_async_twins_give_the_same(server: Server) -> None:
     async def check() -> None:
         assert await server.acomplete_tokens("p", max_tokens=5) == server.complete_tokens("p", max_tokens=5)
         assert (await server.agenerate("p", stop="two")).text == "one "
-        assert "".join([text async for text in await server.astream("p")]) == "one two three"
+        assert "".join([text async for text in server.astream("p")]) == "one two three"
         assert (await server.achat(HI)).content == "hello"
-        async with await server.achat_stream(HI) as stream:
+        async with server.achat_stream(HI) as stream:
             assert "".join([text async for text in stream]) == "hello"
         assert stream.finish_reason is FinishReason.STOP_SEQUENCE
         assert stream.usage is not None
@@ -179,7 +179,7 @@ def test_an_async_stream_that_is_left_frees_its_slot() -> None:
 
     async def check() -> None:
         async with endless().server as server:
-            async with await server.astream("p", max_tokens=None) as stream:
+            async with server.astream("p", max_tokens=None) as stream:
                 await anext(stream)
             await server.agenerate("p", max_tokens=2)
             assert server.service.stats().requests_cancelled == 1
@@ -209,7 +209,7 @@ def test_an_error_in_the_middle_is_raised_not_cut_short() -> None:
             server.chat([{"role": "u", "content": ""}])
 
         async def read() -> None:
-            async for _ in await server.astream("p"):
+            async for _ in server.astream("p"):
                 pass
 
         with pytest.raises(ContextFull):
