@@ -7,6 +7,9 @@
 # CMAKE_ARGS reaches llama.cpp: CMAKE_ARGS="-DGGML_CUDA=ON" make build
 # SERVE_ARGS reaches the server: make serve SERVE_ARGS="-m model.gguf -c 4096 --port 9000"
 
+# Two installs into one environment must not run at once.
+.NOTPARALLEL:
+
 PYTHON     ?= python3
 SERVE_ARGS ?=
 TEST_ARGS  ?=

@@ -52,7 +52,13 @@ def build_in_place(build: Path) -> None:
     configure += [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
     if shutil.which("ninja", path=environment["PATH"]) and not (build / "Makefile").exists():
         configure += ["-G", "Ninja"]
-    configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    arguments = os.environ.get("CMAKE_ARGS", "")
+    configure += shlex.split(arguments)
+    used = build / "cmake-args"
+    if used.exists() and used.read_text(encoding="utf-8") != arguments:
+        configure.insert(1, "--fresh")  # CMake remembers an option that is no longer given
+    build.mkdir(parents=True, exist_ok=True)
+    used.write_text(arguments, encoding="utf-8")
     jobs = str(os.cpu_count() or 1)
     steps = [
         configure,

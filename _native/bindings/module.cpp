@@ -4,6 +4,9 @@
 #include "build-info.h"
 #include "llama.h"
 #include "llama_log.h"
+#include "text.h"
+
+namespace py = pybind11;
 
 PYBIND11_MODULE(_engine, m) {
     m.doc() = "llama.cpp behind the engine seam of llamaserve.engine.port.";
@@ -11,8 +14,14 @@ PYBIND11_MODULE(_engine, m) {
     llama_backend_init();
 
     m.attr("llama_cpp_version") = std::string(llama_version()) + " (" + llama_commit() + ")";
-    m.def("system_info", [] { return std::string(llama_print_system_info()); },
-          "The CPU features and backends llama.cpp was built with and found.");
+    m.def("take_llama_log", [] {
+              py::list lines;
+              for (const std::string & line : llamaserve::take_llama_log()) {
+                  lines.append(llamaserve::to_text(line));
+              }
+              return lines;
+          },
+          "What llama.cpp warned of since the last call, oldest first.");
 
     llamaserve::register_errors(m);
     llamaserve::register_model(m);

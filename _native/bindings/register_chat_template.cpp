@@ -3,6 +3,7 @@
 
 #include "chat_template.h"
 #include "register.h"
+#include "text.h"
 
 namespace py = pybind11;
 
@@ -24,7 +25,11 @@ void register_chat_template(py::module_ & m) {
                     const py::gil_scoped_release release;
                     rendered = self.render(messages_json, add_generation_prompt);
                 }
-                return py::make_tuple(rendered.prompt, rendered.stops);
+                py::list stops;
+                for (const std::string & stop : rendered.stops) {
+                    stops.append(to_text(stop));
+                }
+                return py::make_tuple(to_text(rendered.prompt), stops);
             },
             py::arg("messages_json"), py::kw_only(), py::arg("add_generation_prompt"),
             "(prompt, stop strings) for a JSON array of OpenAI messages. Raises BadTemplate.");

@@ -1,6 +1,7 @@
 // C++ exceptions become their twins of llamaserve.errors.
 #include "error.h"
 #include "register.h"
+#include "text.h"
 
 namespace py = pybind11;
 
@@ -22,14 +23,16 @@ void register_errors(py::module_ &) {
             }
         } catch (const BadTokenError & error) {
             raise_twin("BadToken", py::make_tuple(error.token, error.n_vocab));
+        } catch (const BadTextError & error) {
+            raise_twin("BadRequest", py::make_tuple(to_text(error.what()), "prompt"));
         } catch (const TemplateError & error) {
-            raise_twin("BadTemplate", py::make_tuple(error.what()));
+            raise_twin("BadTemplate", py::make_tuple(to_text(error.what())));
         } catch (const ModelLoadError & error) {
-            raise_twin("ModelLoad", py::make_tuple(error.what()));
+            raise_twin("ModelLoad", py::make_tuple(to_text(error.what())));
         } catch (const EngineDownError & error) {
-            raise_twin("EngineDown", py::make_tuple(error.what()));
+            raise_twin("EngineDown", py::make_tuple(to_text(error.what())));
         } catch (const EngineError & error) {
-            raise_twin("EngineError", py::make_tuple(error.what()));
+            raise_twin("EngineError", py::make_tuple(to_text(error.what())));
         }
     });
 }

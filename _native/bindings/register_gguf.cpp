@@ -3,6 +3,7 @@
 
 #include "gguf_summary.h"
 #include "register.h"
+#include "text.h"
 
 namespace py = pybind11;
 
@@ -17,10 +18,15 @@ void register_gguf(py::module_ & m) {
                 const py::gil_scoped_release release;
                 summary = read_gguf(path);
             }
-            return py::make_tuple(summary.metadata, summary.n_tensors, summary.tensors_bytes);
+            py::dict metadata;
+            for (const auto & [key, value] : summary.metadata) {
+                const auto * text     = std::get_if<std::string>(&value);
+                metadata[to_text(key)] = text != nullptr ? py::object(to_text(*text)) : py::cast(value);
+            }
+            return py::make_tuple(metadata, summary.n_tensors);
         },
         py::arg("path"),
-        "(metadata, number of tensors, bytes of the tensors) of a GGUF file, without its weights. Raises ModelLoad.");
+        "(metadata, number of tensors) of a GGUF file, without its weights. Raises ModelLoad.");
 }
 
 }  // namespace llamaserve

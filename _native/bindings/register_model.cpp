@@ -5,6 +5,7 @@
 #include "error.h"
 #include "model.h"
 #include "register.h"
+#include "text.h"
 
 namespace py = pybind11;
 
@@ -36,6 +37,19 @@ const char * memory_name(const Model & model) {
     return "kv";
 }
 
+py::dict metadata(const Model & model) {
+    py::dict pairs;
+    for (const auto & [key, value] : model.metadata()) {
+        pairs[to_text(key)] = to_text(value);
+    }
+    return pairs;
+}
+
+py::object chat_template(const Model & model) {
+    const auto text = model.chat_template();
+    return text ? py::object(to_text(*text)) : py::none();
+}
+
 py::bytes detokenize(const Model & model, const std::vector<int64_t> & tokens, bool special) {
     std::string bytes;
     {
@@ -57,10 +71,10 @@ void register_model(py::module_ & m) {
         .def_static("inspect", &inspect_model, py::arg("path"),
                     "The model of a GGUF file without its weights: answers questions, cannot have a context. Raises "
                     "ModelLoad.")
-        .def_property_readonly("architecture", &Model::architecture)
-        .def_property_readonly("description", &Model::description)
-        .def_property_readonly("metadata", &Model::metadata)
-        .def_property_readonly("chat_template", &Model::chat_template)
+        .def_property_readonly("architecture", [](const Model & model) { return to_text(model.architecture()); })
+        .def_property_readonly("description", [](const Model & model) { return to_text(model.description()); })
+        .def_property_readonly("metadata", &metadata)
+        .def_property_readonly("chat_template", &chat_template)
         .def_property_readonly("memory", &memory_name, "The value of a MemoryKind.")
         .def_property_readonly("size_bytes", [](const Model & model) { return llama_model_size(model.get()); })
         .def_property_readonly("n_params", [](const Model & model) { return llama_model_n_params(model.get()); })

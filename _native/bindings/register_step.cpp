@@ -2,6 +2,7 @@
 #include "cancel_flag.h"
 #include "register.h"
 #include "step.h"
+#include "text.h"
 
 namespace py = pybind11;
 
@@ -43,7 +44,7 @@ void register_step(py::module_ & m) {
         .def_property_readonly("piece", [](const RowOutput & row) { return py::bytes(row.piece); },
                                "Bytes of the token.")
         .def_property_readonly("error", &row_error, "A RowError, or None.")
-        .def_property_readonly("message", [](const RowOutput & row) { return row.message; });
+        .def_property_readonly("message", [](const RowOutput & row) { return to_text(row.message); });
 }
 
 }  // namespace llamaserve

@@ -1,11 +1,16 @@
 #include "chat_template.h"
 
 #include "error.h"
+#include "large_stack.h"
+#include "nesting.h"
 
 namespace llamaserve {
 namespace {
 
-constexpr size_t max_template_bytes = 256 * 1024;  // llama.cpp's Jinja has no limit of its own
+// llama.cpp's Jinja has no limits of its own and recurses; real templates have some 20 KiB and nest less than 30 deep.
+constexpr size_t max_template_bytes = 256 * 1024;
+constexpr size_t max_template_depth = 500;
+constexpr size_t template_stack     = 64 * 1024 * 1024;  // bytes; 128 KiB for each level
 
 }  // namespace
 
@@ -18,8 +23,13 @@ ChatTemplate::ChatTemplate(std::shared_ptr<Model> model, const std::string & sou
         throw TemplateError("the chat template has " + std::to_string(text.size()) + " bytes, the limit is " +
                             std::to_string(max_template_bytes));
     }
+    if (const size_t depth = template_depth(text); depth > max_template_depth) {
+        throw TemplateError("the chat template nests " + std::to_string(depth) + " levels deep, the limit is " +
+                            std::to_string(max_template_depth));
+    }
     try {
-        templates_ = common_chat_templates_init(model_->get(), source);
+        run_on_large_stack(template_stack,
+                           [&] { templates_ = common_chat_templates_init(model_->get(), source); });
     } catch (const std::exception & error) {
         throw TemplateError(std::string("the chat template does not parse: ") + error.what());
     }

@@ -22,13 +22,13 @@ int64_t rounded_n_ctx(const ContextOptions & options) {
     return round_up((options.n_ctx + options.n_slots - 1) / options.n_slots, n_ctx_step) * options.n_slots;
 }
 
-void check_sizes(const ContextOptions & options, int64_t n_ctx) {
+void check_sizes(const ContextOptions & options) {
     const int64_t max_sequences = (int64_t) llama_max_parallel_sequences();
     if (options.n_slots < 1 || options.n_slots > max_sequences) {
         throw ModelLoadError("n_slots is " + std::to_string(options.n_slots) + ": it must be from 1 to " +
                              std::to_string(max_sequences));
     }
-    if (options.n_ctx < 1 || n_ctx > INT32_MAX) {
+    if (options.n_ctx < 1 || options.n_ctx > INT32_MAX || rounded_n_ctx(options) > INT32_MAX) {
         throw ModelLoadError("n_ctx is " + std::to_string(options.n_ctx) + ": it must be from 1 to " +
                              std::to_string(INT32_MAX - n_ctx_step * max_sequences));
     }
@@ -47,7 +47,7 @@ int64_t context_bytes(Model & model, ContextOptions options, int64_t n_ctx) {
     const ContextHandle ctx = make_context(model, options);
     int64_t bytes = 0;
     for (const auto & [buffer_type, data] : llama_get_memory_breakdown(ctx.get())) {
-        bytes += (int64_t) data.context;
+        bytes += ggml_backend_buft_is_host(buffer_type) ? (int64_t) data.context : 0;
     }
     return bytes;
 }
@@ -55,8 +55,11 @@ int64_t context_bytes(Model & model, ContextOptions options, int64_t n_ctx) {
 }  // namespace
 
 ContextHandle make_context(Model & model, const ContextOptions & options) {
+    if (!model.has_weights()) {
+        throw ModelLoadError("the model was only inspected: without its weights it cannot have a context");
+    }
+    check_sizes(options);
     const int64_t n_ctx = rounded_n_ctx(options);
-    check_sizes(options, n_ctx);
 
     llama_context_params params  = llama_context_default_params();
     params.n_ctx                 = (uint32_t) n_ctx;
@@ -89,10 +92,10 @@ ContextHandle make_context(Model & model, const ContextOptions & options) {
 }
 
 int64_t context_bytes_per_token(Model & model, const ContextOptions & options) {
-    // Far enough apart that a sliding window, which stops growing, is not taken for growth: that part is added to
-    // neither, and a first guess on the high side is what a check of free memory wants.
-    const int64_t n_small = n_ctx_step * options.n_slots;
-    const int64_t n_large = 2 * n_small;
+    // Both beyond the size at which a sliding window's cache stops growing.
+    const int64_t n_window = round_up((int64_t) llama_model_n_swa(model.get()) * options.n_slots, n_ctx_step);
+    const int64_t n_small  = n_window + n_ctx_step * options.n_slots;
+    const int64_t n_large  = n_small + n_ctx_step * options.n_slots;
     return std::max<int64_t>(0, context_bytes(model, options, n_large) - context_bytes(model, options, n_small)) /
            (n_large - n_small);
 }

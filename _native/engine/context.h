@@ -23,7 +23,7 @@ struct ContextOptions {
 // Throws ModelLoadError when the sizes cannot work or llama.cpp refuses them.
 ContextHandle make_context(Model & model, const ContextOptions & options);
 
-// Bytes of context memory a further token of n_ctx costs, measured on two small contexts; 0 where it does not grow.
+// Bytes of host memory a further token of n_ctx costs, measured on two small contexts; 0 where it does not grow.
 int64_t context_bytes_per_token(Model & model, const ContextOptions & options);
 
 }  // namespace llamaserve

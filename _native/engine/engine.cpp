@@ -35,6 +35,8 @@ Engine::~Engine() { shutdown(); }
 void Engine::shutdown() {
     wait_for_step();
     worker_.reset();
+    is_outstanding_ = false;
+    flag_.reset();
     sequences_.clear();
     ctx_.reset();
     memory_ = nullptr;
@@ -80,7 +82,9 @@ bool Engine::close(llama_seq_id seq_id) {
         return false;
     }
     sequences_[seq_id].reset();
-    llama_memory_seq_rm(memory_, seq_id, -1, -1);
+    if (lost_.empty()) {
+        llama_memory_seq_rm(memory_, seq_id, -1, -1);
+    }
     return true;
 }
 
@@ -157,6 +161,9 @@ int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag) {
 
 std::vector<RowOutput> Engine::collect(int64_t ticket) {
     if (!is_outstanding_ || ticket != ticket_) {
+        if (worker_ == nullptr) {
+            check_up();
+        }
         throw EngineError("step " + std::to_string(ticket) + " is not outstanding");
     }
     worker_->wait_idle();
@@ -173,7 +180,20 @@ void Engine::wait_for_step() {
 
 // --- the step, on the worker ---
 
+// The worker's job: nothing may be thrown out of it.
 void Engine::run_step() {
+    try {
+        compute_step();
+    } catch (...) {
+        lost_ = "the engine failed in the middle of a step";
+        for (RowOutput & output : outputs_) {
+            output.error = RowError::decode;
+            output.token = RowOutput::no_token;
+        }
+    }
+}
+
+void Engine::compute_step() {
     lay_out_rows();
     decode_range(0, entries_.size());
     for (size_t row = plan_.decode.size(); row < outputs_.size(); row++) {
@@ -207,6 +227,10 @@ void Engine::lay_out_rows() {
 
 // Decodes entries [begin, end), without those of rows that failed; halves the range where the whole does not go.
 void Engine::decode_range(size_t begin, size_t end) {
+    if (!lost_.empty()) {
+        fail_range(begin, end, lost_);
+        return;
+    }
     batch_->clear();
     batch_entries_.clear();
     for (size_t i = begin; i < end; i++) {
@@ -258,8 +282,10 @@ int Engine::call_decode() {
         return llama_decode(ctx_.get(), batch_->view());
     } catch (const std::exception & error) {  // llama.cpp has no try/catch of its own: the context is in an unknown state
         lost_ = std::string("llama.cpp failed and its context is lost: ") + error.what();
-        return -3;
+    } catch (...) {
+        lost_ = "llama.cpp failed and its context is lost";
     }
+    return -3;
 }
 
 // Takes over what a good call computed; the logits live until the next call, so rows draw their token now.
@@ -320,7 +346,9 @@ void Engine::fail_row(size_t row, RowError error, const std::string & message) {
         }
         outputs_[row].error = RowError::decode;
     }
-    llama_memory_seq_rm(memory_, outputs_[row].seq_id, -1, -1);
+    if (lost_.empty()) {
+        llama_memory_seq_rm(memory_, outputs_[row].seq_id, -1, -1);
+    }
     owner.n_past = 0;
     owner.drawn.reset();
 }
@@ -350,8 +378,8 @@ void Engine::abort_pending_rows() {
 // --- memory ---
 
 void Engine::check_memory_id(llama_seq_id seq_id) const {
-    // Unified memory keeps books for every id llama.cpp knows, split memory only for its own streams.
-    const int64_t limit = options_.kv_unified ? (int64_t) llama_max_parallel_sequences() : sizes_.n_slots;
+    // Unified KV keeps books for every id llama.cpp knows; split KV and recurrent states only for those that decode.
+    const int64_t limit = options_.kv_unified && !has_recurrent_state() ? (int64_t) llama_max_parallel_sequences() : sizes_.n_slots;
     if (seq_id < 0 || seq_id >= limit) {
         throw EngineError("sequence id " + std::to_string(seq_id) + " is outside 0.." + std::to_string(limit - 1));
     }
@@ -367,18 +395,27 @@ int64_t Engine::memory_seq_length(llama_seq_id seq_id) {
 void Engine::memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to) {
     const int64_t length    = memory_seq_length(source);
     const bool    is_whole  = from <= 0 && (to < 0 || to >= length);
-    const bool    is_parted = model_->memory() == MemoryKind::kv || model_->memory() == MemoryKind::sliding_window;
+    const bool    is_open   = is_slot(target) && sequences_[target];
     if (source == target) {
         throw EngineError("sequence " + std::to_string(source) + " cannot be copied onto itself");
     }
-    if (!is_whole && (!is_parted || !options_.kv_unified)) {
+    if (!is_whole && (has_recurrent_state() || !options_.kv_unified)) {
         throw EngineError("only a whole sequence can be copied in split KV or recurrent memory");
     }
-    if (memory_seq_length(target) > std::max<llama_pos>(from, 0)) {
-        throw EngineError("sequence " + std::to_string(target) + " already holds tokens there");
+    if (llama_model_n_swa(model_->get()) > 0 && !options_.swa_full) {
+        // A cell with two owners is never reused: the window's cache would run dry.
+        throw EngineError("a sliding window without swa_full cannot be shared");
+    }
+    const int64_t target_length = memory_seq_length(target);
+    if (target_length != std::max<llama_pos>(from, 0)) {
+        throw EngineError("sequence " + std::to_string(target) + " holds " + std::to_string(target_length) +
+                          " tokens: a copy must go on where it ends");
+    }
+    if (is_open && sequences_[target]->drawn) {
+        throw EngineError("sequence " + std::to_string(target) + " has drawn a token already");
     }
     llama_memory_seq_cp(memory_, source, target, is_whole ? -1 : from, is_whole ? -1 : to);
-    if (is_slot(target) && sequences_[target]) {
+    if (is_open) {
         sequences_[target]->n_past = (llama_pos) memory_seq_length(target);
     }
 }

@@ -40,7 +40,8 @@ public:
     const std::shared_ptr<Model> & model() const { return model_; }
     ContextSizes                   sizes() const { return sizes_; }
 
-    // Start an empty sequence. Throws EngineError if the id is open or out of range, BadTokenError for a bias.
+    // Start a sequence with a sampler of its own; it goes on from what the memory holds under this id, which is nothing
+    // unless memory_seq_cp put it there. Throws EngineError if the id is open or out of range, BadTokenError for a bias.
     void open(llama_seq_id seq_id, const SamplerSpec & spec);
     // Forget a sequence and free its cells; whether it was open.
     bool close(llama_seq_id seq_id);
@@ -54,8 +55,9 @@ public:
         return collect(submit(std::move(plan), std::move(flag)));
     }
 
-    // Add the cells of [from, to) of one sequence to another, which must hold none there; to < 0 is the end. Metadata
-    // only. Throws EngineError where llama.cpp cannot: a part of a sequence in split KV or in recurrent memory.
+    // Add the cells of [from, to) of one sequence to another, which must end where they begin; to < 0 is the end. Metadata
+    // only. Throws EngineError where llama.cpp cannot: a part of a sequence in split KV or in recurrent memory, a
+    // sliding window without swa_full.
     void memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to);
     // Remove the cells of [from, to); false, and nothing changed, where the memory cannot forget just that part.
     bool memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to);
@@ -65,7 +67,8 @@ public:
     // KV cells held by open sequences.
     int64_t used_cells();
 
-    // Free context and model; later calls throw EngineDownError. May be called twice.
+    // Free the context; later calls throw EngineDownError. The weights go with the last owner of the model. May be called
+    // twice, and while a step runs: it is waited for and its outputs are lost.
     void shutdown();
 
 private:
@@ -93,6 +96,7 @@ private:
 
     // --- worker thread ---
     void run_step();
+    void compute_step();
     void lay_out_rows();
     void decode_range(size_t begin, size_t end);
     void halve(size_t begin, size_t end);
@@ -106,6 +110,9 @@ private:
     // Remove a sequence's tokens from a position on; false, and nothing changed, where its memory cannot.
     bool forget_tail(llama_seq_id seq_id, llama_pos from);
 
+    bool has_recurrent_state() const {
+        return model_->memory() == MemoryKind::recurrent || model_->memory() == MemoryKind::hybrid;
+    }
     bool       is_slot(llama_seq_id seq_id) const { return seq_id >= 0 && seq_id < sizes_.n_slots; }
     // The prompt piece of a row; null for a decode row.
     const PromptPiece * piece_of(size_t row) const;
@@ -117,7 +124,8 @@ private:
     llama_memory_t                         memory_ = nullptr;
     ContextSizes                           sizes_{};
     std::vector<std::unique_ptr<Sequence>> sequences_;  // by id; null = not open
-    std::string                            lost_;       // why the context is unusable; empty = it is fine
+    std::string                            lost_;       // why the context is unusable; empty = it is fine. After the
+                                                        // first loss nothing of llama.cpp is called any more
 
     // --- the step in flight ---
     StepPlan                    plan_;

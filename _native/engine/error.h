@@ -22,6 +22,11 @@ struct EngineDownError : EngineError {
     using EngineError::EngineError;
 };
 
+// A text that cannot be tokenised safely.
+struct BadTextError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 // A token id outside the vocabulary.
 struct BadTokenError : std::runtime_error {
     BadTokenError(int64_t token, int32_t n_vocab)

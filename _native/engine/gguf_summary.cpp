@@ -29,7 +29,12 @@ GgufValue scalar(const gguf_context * gguf, int64_t key) {
 
 GgufSummary read_gguf(const std::string & path) {
     take_llama_log();
-    const GgufHandle gguf(gguf_init_from_file(path.c_str(), {/* no_alloc */ true, /* ctx */ nullptr}));
+    GgufHandle gguf;
+    try {
+        gguf.reset(gguf_init_from_file(path.c_str(), {/* no_alloc */ true, /* ctx */ nullptr}));
+    } catch (const std::exception & error) {
+        throw ModelLoadError(path + " is not a readable GGUF file: " + error.what());
+    }
     if (!gguf) {
         throw ModelLoadError(with_llama_log(path + " is not a readable GGUF file"));
     }
@@ -43,9 +48,6 @@ GgufSummary read_gguf(const std::string & path) {
         }
     }
     summary.n_tensors = gguf_get_n_tensors(gguf.get());
-    for (int64_t tensor = 0; tensor < summary.n_tensors; tensor++) {
-        summary.tensors_bytes += gguf_get_tensor_size(gguf.get(), tensor);
-    }
     return summary;
 }
 

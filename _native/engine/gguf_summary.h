@@ -12,8 +12,7 @@ using GgufValue = std::variant<std::string, int64_t, uint64_t, double, bool>;
 
 struct GgufSummary {
     std::map<std::string, GgufValue> metadata;  // an array "key" is left out, its length stands under "key[]"
-    int64_t                          n_tensors     = 0;
-    uint64_t                         tensors_bytes = 0;
+    int64_t                          n_tensors = 0;
 };
 
 // Throws ModelLoadError when the file is not a GGUF.

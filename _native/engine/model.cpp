@@ -1,12 +1,20 @@
 #include "model.h"
 
+#include <exception>
 #include <limits>
 
 #include "error.h"
+#include "large_stack.h"
 #include "llama_log.h"
+#include "nesting.h"
 
 namespace llamaserve {
 namespace {
+
+// llama.cpp splits text with recursive regular expressions for many vocabularies: some 320 bytes of stack a character.
+constexpr size_t stack_per_character = 512;
+constexpr size_t harmless_run        = 512;         // fits into any thread's stack
+constexpr size_t longest_allowed_run = 256 * 1024;  // a stack of 128 MiB
 
 // Reads a string with snprintf semantics: the call returns the length it wanted.
 template <typename Read> std::optional<std::string> read_text(const Read & read) {
@@ -54,7 +62,8 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::func
     struct Progress {
         const std::function<bool(float)> & callback;
         bool                               cancelled = false;
-    } progress{on_progress};
+        std::exception_ptr                 failure;
+    } progress{on_progress, false, nullptr};
 
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers       = options.n_gpu_layers;
@@ -63,14 +72,27 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::func
     params.no_alloc           = options.header_only;
     if (on_progress) {
         params.progress_callback = [](float done, void * data) {
-            auto * state     = static_cast<Progress *>(data);
-            state->cancelled = state->cancelled || !state->callback(done);
+            auto * state = static_cast<Progress *>(data);
+            try {
+                state->cancelled = state->cancelled || !state->callback(done);
+            } catch (...) {  // llama.cpp would take it for a damaged file
+                state->failure   = std::current_exception();
+                state->cancelled = true;
+            }
             return !state->cancelled;
         };
         params.progress_callback_user_data = &progress;
     }
 
-    ModelHandle handle(llama_model_load_from_file(options.path.c_str(), params));
+    ModelHandle handle;
+    try {
+        handle.reset(llama_model_load_from_file(options.path.c_str(), params));
+    } catch (const std::exception & error) {
+        throw ModelLoadError(options.path + " cannot be loaded: " + error.what());
+    }
+    if (progress.failure) {
+        std::rethrow_exception(progress.failure);
+    }
     if (progress.cancelled) {
         throw ModelLoadError("loading " + options.path + " was cancelled");
     }
@@ -80,10 +102,10 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::func
     if (const auto reason = unsupported(handle.get())) {
         throw ModelLoadError(options.path + " cannot be served: " + *reason);
     }
-    return std::shared_ptr<Model>(new Model(std::move(handle)));
+    return std::shared_ptr<Model>(new Model(std::move(handle), !options.header_only));
 }
 
-Model::Model(ModelHandle handle) : handle_(std::move(handle)) {
+Model::Model(ModelHandle handle, bool has_weights) : handle_(std::move(handle)), has_weights_(has_weights) {
     for (llama_token token = 0; token < n_vocab(); token++) {
         if (llama_vocab_is_eog(vocab(), token)) {
             eog_tokens_.push_back(token);
@@ -166,9 +188,24 @@ void Model::append_piece(int64_t token, bool special, std::string & bytes) const
 
 std::vector<llama_token> Model::tokenize(const std::string & text, bool add_special, bool parse_special) const {
     if (text.size() > (size_t) std::numeric_limits<int32_t>::max() / 2) {
-        throw EngineError("a text of " + std::to_string(text.size()) + " bytes is too long to tokenise");
+        throw BadTextError("a text of " + std::to_string(text.size()) + " bytes is too long to tokenise");
     }
-    std::vector<llama_token> tokens(text.size() / 3 + 16);
+    const size_t run = longest_run(text);
+    if (run <= harmless_run) {
+        return tokenize_here(text, add_special, parse_special);
+    }
+    if (run > longest_allowed_run) {
+        throw BadTextError("the text has " + std::to_string(run) + " letters, digits, spaces or signs in a row; at most " +
+                          std::to_string(longest_allowed_run) + " can be tokenised");
+    }
+    std::vector<llama_token> tokens;
+    run_on_large_stack(run * stack_per_character + 1024 * 1024,
+                       [&] { tokens = tokenize_here(text, add_special, parse_special); });
+    return tokens;
+}
+
+std::vector<llama_token> Model::tokenize_here(const std::string & text, bool add_special, bool parse_special) const {
+    std::vector<llama_token> tokens(text.size() + 16);
     int32_t count = llama_tokenize(vocab(), text.data(), (int32_t) text.size(), tokens.data(),
                                    (int32_t) tokens.size(), add_special, parse_special);
     if (count < 0) {

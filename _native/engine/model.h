@@ -21,13 +21,16 @@ struct ModelOptions {
     bool        use_mmap      = true;
     bool        use_mlock     = false;
     bool        check_tensors = false;
-    bool        header_only   = false;  // read what the file says, not the weights: for questions, not for a context
+    bool        header_only   = false;  // read what the file says, not the weights
 };
 
 class Model {
 public:
     // `on_progress` gets 0..1 on the calling thread; returning false stops the load. Throws ModelLoadError.
     static std::shared_ptr<Model> load(const ModelOptions & options, const std::function<bool(float)> & on_progress);
+
+    // Whether the weights are here: without them there can be no context.
+    bool has_weights() const { return has_weights_; }
 
     const llama_model * get() const { return handle_.get(); }
     llama_model *       get() { return handle_.get(); }
@@ -48,14 +51,18 @@ public:
     // Appends the bytes of the token to `bytes`.
     void append_piece(int64_t token, bool special, std::string & bytes) const;
 
+    // Throws BadTextError for a text llama.cpp cannot take safely: too long, or with too long a run of letters.
     std::vector<llama_token> tokenize(const std::string & text, bool add_special, bool parse_special) const;
 
 private:
-    explicit Model(ModelHandle handle);
+    Model(ModelHandle handle, bool has_weights);
 
     void check_token(int64_t token) const;
 
+    std::vector<llama_token> tokenize_here(const std::string & text, bool add_special, bool parse_special) const;
+
     ModelHandle              handle_;
+    bool                     has_weights_;
     std::vector<llama_token> eog_tokens_;
 };
 

@@ -47,8 +47,10 @@ def _system_available() -> int | None:
 def _cgroup_available() -> int | None:
     root = Path("/sys/fs/cgroup")
     try:
-        limit = (root / "memory.max").read_text(encoding="ascii").strip()
-        used = (root / "memory.current").read_text(encoding="ascii").strip()
-        return max(0, int(limit) - int(used))
+        limit = int((root / "memory.max").read_text(encoding="ascii"))
+        used = int((root / "memory.current").read_text(encoding="ascii"))
+        stat = dict(line.split() for line in (root / "memory.stat").read_text(encoding="ascii").splitlines())
+        reclaimable = int(stat.get("inactive_file", 0))  # file cache, such as of a model that was just written
+        return max(0, limit - used + reclaimable)
     except (OSError, ValueError):  # no cgroup v2, or "max": no limit
         return None

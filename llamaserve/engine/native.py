@@ -5,6 +5,7 @@ The work happens in ``llamaserve._engine``: one native worker thread decodes, sa
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,7 @@ from llamaserve.engine.port import (
 )
 from llamaserve.errors import BadRequest, BadTemplate, EngineError, ModelLoad
 
-LLAMA_CPP_VERSION: str = _engine.llama_cpp_version
-"""Version and commit of the llama.cpp inside."""
+_logger = logging.getLogger(__name__)
 
 _GGUF_MAGIC = b"GGUF"
 _FLASH_ATTENTION = {FlashAttention.AUTO: -1, FlashAttention.OFF: 0, FlashAttention.ON: 1}
@@ -65,7 +65,11 @@ class NativeVocabulary:
         self.n_tokens: int = model.n_tokens
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text. Raises BadRequest when the text is not valid Unicode (a lone surrogate)."""
+        """Token ids of a text.
+
+        Raises BadRequest when the text is not valid Unicode (a lone surrogate), or has more than 262,144 letters,
+        digits, spaces or signs in a row, which llama.cpp's recursion cannot take.
+        """
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -93,8 +97,8 @@ class NativeChatTemplate:
         """Render OpenAI-shaped messages. Raises BadTemplate."""
         try:
             data = msgspec.json.encode(messages)
-        except (UnicodeEncodeError, msgspec.MsgspecError) as error:
-            raise BadTemplate(f"the messages are not valid Unicode text: {error}") from error
+        except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise BadTemplate(f"the messages cannot be written as JSON: {error}") from error
         prompt, stops = self._template.render(data, add_generation_prompt=add_generation_prompt)
         return RenderedChat(prompt, tuple(stops))
 
@@ -128,12 +132,13 @@ class NativeEngine:
     def load(cls, config: EngineConfig, progress: Callable[[float], bool] | None = None) -> NativeEngine:
         """Load a model and create its context.
 
-        ``progress`` gets 0.0 to 1.0 while the weights load; returning False stops. Raises ModelLoad, or ConfigError
+        ``progress`` gets 0.0 to 1.0 while the weights load; returning False stops, an exception ends the load and is
+        raised here. A chat template that cannot be used is left out with a warning. Raises ModelLoad, or ConfigError
         when the context does not fit into memory.
         """
         check_gguf_file(config.model_path)
         model = _engine.Model.load(
-            str(config.model_path),
+            os.fsencode(config.model_path),
             n_gpu_layers=config.n_gpu_layers,
             use_mmap=config.use_mmap,
             use_mlock=config.use_mlock,
@@ -153,8 +158,9 @@ class NativeEngine:
         )
         _check_memory(model, options, config.n_ctx)
         engine = _engine.Engine(model, options)
-        template = NativeChatTemplate(_engine.ChatTemplate(model)) if model.chat_template else None
-        return cls(model, engine, template)
+        for line in _engine.take_llama_log():
+            _logger.warning("llama.cpp: %s", line)
+        return cls(model, engine, _usable_template(model))
 
     def open(self, spec: SequenceSpec) -> None:
         """Start an empty sequence. Raises EngineError, BadToken."""
@@ -202,7 +208,7 @@ class NativeEngine:
         return self._engine.used_cells()
 
     def shutdown(self) -> None:
-        """Free the context."""
+        """Free the context; the weights go with the last user of the vocabulary or the template."""
         self._engine.shutdown()
 
 
@@ -224,8 +230,8 @@ def check_gguf_file(path: Path) -> None:
 def read_gguf(path: Path) -> GgufSummary:
     """What a GGUF file says, without reading its weights. Raises ModelLoad, also for a model that cannot be served."""
     check_gguf_file(path)
-    metadata, n_tensors, _ = _engine.read_gguf(str(path))
-    model = _engine.Model.inspect(str(path))
+    metadata, n_tensors = _engine.read_gguf(os.fsencode(path))
+    model = _engine.Model.inspect(os.fsencode(path))
     return GgufSummary(
         architecture=model.architecture,
         n_tensors=n_tensors,
@@ -239,10 +245,20 @@ def read_gguf(path: Path) -> GgufSummary:
     )
 
 
+def _usable_template(model: _engine.Model) -> NativeChatTemplate | None:
+    if model.chat_template is None:
+        return None
+    try:
+        return NativeChatTemplate(_engine.ChatTemplate(model))
+    except BadTemplate as error:
+        _logger.warning("%s; the model is served without chat", error)
+        return None
+
+
 def _check_memory(model: _engine.Model, options: _engine.ContextOptions, n_ctx: int) -> None:
     available = available_bytes()
-    # Nearly every context is far below the limit: two bytes each for K and V, as wide as the model, in every layer, is
-    # more than any has without asking.
-    upper_bound = n_ctx * model.n_layers * model.n_embd * 4
-    if available is not None and upper_bound > available // 2:
+    # Nearly every context is far below the limit and needs no measuring: K and V of 2 bytes, as wide as the model, in
+    # every layer, is more than nearly any model takes; the half is for those whose heads are wider.
+    estimate = n_ctx * model.n_layers * model.n_embd * 4
+    if available is not None and estimate > available // 2:
         check_context_fits(n_ctx, _engine.context_bytes_per_token(model, options), available)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+import llamaserve._engine as native
 from llamaserve.config import EngineConfig, Profile
 from llamaserve.engine.memory_check import check_context_fits
 from llamaserve.engine.native import NativeEngine, read_gguf
-from llamaserve.errors import BadTemplate, ConfigError, ModelLoad
+from llamaserve.errors import ConfigError, ModelLoad
 from tests.native.conftest import LoadEngine
 from tests.native.greedy import generate
 from tests.native.tiny_models import (
@@ -21,6 +23,7 @@ from tests.native.tiny_models import (
     N_VOCAB,
     write_dense_model,
     write_encoder_model,
+    write_sliding_window_model,
 )
 
 
@@ -76,16 +79,130 @@ def test_a_model_without_template_has_none(tmp_path: Path) -> None:
     engine.shutdown()
 
 
-def test_a_broken_template_is_an_error_not_a_crash(tmp_path: Path) -> None:
-    path = write_dense_model(tmp_path / "broken.gguf", chat_template="{% for m in %}")
-    with pytest.raises(BadTemplate, match="does not parse"):
-        NativeEngine.load(EngineConfig(path, n_ctx=256))
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in %}",
+        "{{ " + "(" * 120_000 + " }}",
+        "{{ " + "not " * 60_000 + "x }}",
+        "{% if x %}" * 20_000,
+        "x" * 300_000,
+    ],
+    ids=["unfinished", "brackets", "prefixes", "blocks", "long"],
+)
+def test_a_template_that_cannot_be_used_costs_the_chat_not_the_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str
+) -> None:
+    """Deep ones overflow the stack of llama.cpp's parser."""
+    path = write_dense_model(tmp_path / "broken.gguf", chat_template=template)
+    engine = NativeEngine.load(EngineConfig(path, n_ctx=256))
+    assert engine.chat_template is None
+    assert "the chat template" in caplog.text
+    assert "served without chat" in caplog.text
+    engine.shutdown()
+
+
+def test_a_template_as_deep_as_real_ones_get_is_used(tmp_path: Path) -> None:
+    nested = "{% if true %}" * 60 + "{{ " + "(" * 60 + "messages[0].content" + ")" * 60 + " }}" + "{% endif %}" * 60
+    path = write_dense_model(tmp_path / "deep.gguf", chat_template=nested)
+    engine = NativeEngine.load(EngineConfig(path, n_ctx=256))
+    assert engine.chat_template is not None
+    assert engine.chat_template.render([{"role": "user", "content": "Hi"}]).prompt == "Hi"
+    engine.shutdown()
 
 
 def test_a_load_can_be_stopped(dense_model: Path) -> None:
     """The progress callback says when."""
     with pytest.raises(ModelLoad, match="cancelled"):
         NativeEngine.load(EngineConfig(dense_model), progress=lambda done: False)
+
+
+def test_an_exception_of_the_progress_callback_ends_the_load_as_it_is(dense_model: Path) -> None:
+    """Ctrl-C during a load is not a damaged file."""
+
+    def interrupt(done: float) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        NativeEngine.load(EngineConfig(dense_model), progress=interrupt)
+
+
+def test_a_model_that_was_only_inspected_has_no_context(dense_model: Path) -> None:
+    model = native.Model.inspect(os.fsencode(dense_model))
+    options = native.ContextOptions(
+        n_ctx=256,
+        n_slots=1,
+        n_batch=256,
+        n_ubatch=256,
+        n_threads=1,
+        n_threads_batch=1,
+        flash_attention=-1,
+        kv_unified=True,
+        swa_full=False,
+    )
+    with pytest.raises(ModelLoad, match="only inspected"):
+        native.Engine(model, options)
+
+
+@pytest.mark.parametrize(("n_slots", "n_ctx"), [(0, 256), (-1, 256), (257, 256), (1, 0), (1, 2**40)])
+@pytest.mark.parametrize("unified", [True, False])
+def test_the_native_engine_checks_sizes_too(dense_model: Path, n_slots: int, n_ctx: int, unified: bool) -> None:
+    """K126: no caller of the module can abort the process with them."""
+    model = native.Model.load(
+        os.fsencode(dense_model), n_gpu_layers=0, use_mmap=True, use_mlock=False, check_tensors=False, progress=None
+    )
+    options = native.ContextOptions(
+        n_ctx=n_ctx,
+        n_slots=n_slots,
+        n_batch=256,
+        n_ubatch=256,
+        n_threads=1,
+        n_threads_batch=1,
+        flash_attention=-1,
+        kv_unified=unified,
+        swa_full=False,
+    )
+    with pytest.raises(ModelLoad, match=r"n_slots is|n_ctx is"):
+        native.Engine(model, options)
+
+
+def test_names_and_metadata_need_not_be_utf_8(tmp_path: Path, dense_model: Path) -> None:
+    """Files come from everywhere."""
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.gguf"))
+    path.write_bytes(dense_model.read_bytes().replace(b"tiny dense", b"tiny \xff\xfe\xc3\xe9!"))
+    assert read_gguf(path).metadata["general.name"] == "tiny \ufffd\ufffd\ufffd\ufffd!"
+    engine = NativeEngine.load(EngineConfig(path, n_ctx=256))
+    assert engine.info.metadata["general.name"] == "tiny \ufffd\ufffd\ufffd\ufffd!"
+    engine.shutdown()
+
+
+def test_the_window_of_a_sliding_window_model_is_not_counted_for_every_token(tmp_path: Path) -> None:
+    """Of its two layers one keeps every token, the other only the window."""
+    per_token = []
+    for name, write in (("dense", write_dense_model), ("window", write_sliding_window_model)):
+        model = native.Model.load(
+            os.fsencode(write(tmp_path / f"{name}.gguf")),
+            n_gpu_layers=0,
+            use_mmap=True,
+            use_mlock=False,
+            check_tensors=False,
+            progress=None,
+        )
+        options = native.ContextOptions(
+            n_ctx=512,
+            n_slots=1,
+            n_batch=256,
+            n_ubatch=256,
+            n_threads=1,
+            n_threads_batch=1,
+            flash_attention=-1,
+            kv_unified=True,
+            swa_full=False,
+        )
+        per_token.append(native.context_bytes_per_token(model, options))
+    dense, window = per_token
+    assert dense == 2 * N_LAYERS * 2 * N_HEADS_KV * HEAD_DIM  # f16; K and V of every layer
+    assert window == dense // 2
 
 
 def test_progress_ends_at_one(dense_model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ GREEDY = {
 
 def make_engine(path: Path, *, unified: bool = True, n_slots: int = 2, n_batch: int = 256) -> native.Engine:
     model = native.Model.load(
-        str(path), n_gpu_layers=0, use_mmap=True, use_mlock=False, check_tensors=False, progress=None
+        os.fsencode(path), n_gpu_layers=0, use_mmap=True, use_mlock=False, check_tensors=False, progress=None
     )
     options = native.ContextOptions(
         n_ctx=512,
@@ -116,6 +117,8 @@ def test_recurrent_memory_does_not_forget_its_tail(recurrent_model: Path) -> Non
     assert None not in draw(engine, 0, 2)
     with pytest.raises(EngineError, match="only a whole sequence"):
         engine.memory_seq_cp(0, 1, 0, 5)
+    with pytest.raises(EngineError, match=r"outside 0\.\.1"):
+        engine.memory_seq_cp(0, 200)
     assert engine.memory_seq_rm(0)
     assert engine.memory_seq_length(0) == 0
 
@@ -131,12 +134,33 @@ def test_a_window_that_is_gone_is_not_trimmed_into(sliding_window_model: Path) -
     assert engine.memory_seq_rm(0, 479)
 
 
+def test_a_window_is_not_shared(sliding_window_model: Path) -> None:
+    """F10: cells with two owners are never reused, and the window's cache runs dry."""
+    engine = make_engine(sliding_window_model)
+    engine.open(0, **GREEDY)
+    engine.batch_eval_sample([], [(0, PROMPT, True)])
+    with pytest.raises(EngineError, match="swa_full"):
+        engine.memory_seq_cp(0, 1)
+
+
+def test_a_copy_leaves_no_hole(dense_model: Path) -> None:
+    """A sequence whose first tokens are missing computes garbage."""
+    engine = make_engine(dense_model)
+    engine.open(0, **GREEDY)
+    engine.batch_eval_sample([], [(0, PROMPT, True)])
+    with pytest.raises(EngineError, match="sequence 1 holds 0 tokens"):
+        engine.memory_seq_cp(0, 1, 20, 50)
+    engine.memory_seq_cp(0, 1, 0, 20)
+    engine.memory_seq_cp(0, 1, 20, 50)
+    assert engine.memory_seq_length(1) == 50
+
+
 def test_a_copy_onto_tokens_or_itself_is_refused(dense_model: Path) -> None:
     engine = make_engine(dense_model)
     for seq_id in (0, 1):
         engine.open(seq_id, **GREEDY)
         engine.batch_eval_sample([], [(seq_id, PROMPT, True)])
-    with pytest.raises(EngineError, match="already holds tokens"):
+    with pytest.raises(EngineError, match="sequence 1 holds 51 tokens"):
         engine.memory_seq_cp(0, 1)
     with pytest.raises(EngineError, match="onto itself"):
         engine.memory_seq_cp(0, 0)

@@ -28,15 +28,7 @@ def write_dense_model(path: Path, *, chat_template: str | None = CHATML, vocabul
     """A dense transformer (llama) over single bytes."""
     writer = gguf.GGUFWriter(path, "llama")
     random = np.random.default_rng(7)
-    writer.add_name("tiny dense")
-    writer.add_context_length(N_CTX_TRAIN)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_block_count(N_LAYERS)
-    writer.add_head_count(N_HEADS)
-    writer.add_head_count_kv(N_HEADS_KV)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    _add_dense_sizes(writer, "tiny dense")
     if vocabulary:
         _add_byte_vocabulary(writer)
     else:
@@ -44,13 +36,32 @@ def write_dense_model(path: Path, *, chat_template: str | None = CHATML, vocabul
         writer.add_vocab_size(N_VOCAB)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
-    _add_matrix(writer, random, "token_embd", N_VOCAB, N_EMBD)
-    _add_matrix(writer, random, "output", N_VOCAB, N_EMBD)
-    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, dtype=np.float32))
-    for layer in range(N_LAYERS):
-        _add_attention(writer, random, f"blk.{layer}")
-        _add_feed_forward(writer, random, f"blk.{layer}")
+    _add_dense_tensors(writer, random, N_VOCAB)
     return _write(writer, path)
+
+
+def write_byte_pair_model(path: Path, pre_tokenizer: str) -> Path:
+    """A dense model with a byte-pair vocabulary of single bytes and "aa"; ``pre_tokenizer`` names how text is split."""
+    writer = gguf.GGUFWriter(path, "llama")
+    random = np.random.default_rng(5)
+    n_vocab = 258
+    _add_dense_sizes(writer, "tiny byte pairs")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list([*(_byte_letter(byte) for byte in range(256)), "aa", "<end>"])
+    writer.add_token_types([*[gguf.TokenType.NORMAL] * 257, gguf.TokenType.CONTROL])
+    writer.add_token_merges(["a a"])
+    writer.add_eos_token_id(257)
+    _add_dense_tensors(writer, random, n_vocab)
+    return _write(writer, path)
+
+
+def _byte_letter(byte: int) -> str:
+    """The letter byte-pair vocabularies write for a byte: itself if it is printable, else one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    if byte in printable:
+        return chr(byte)
+    return chr(256 + sum(other not in printable for other in range(byte)))
 
 
 def write_sliding_window_model(path: Path, *, window: int = 32) -> Path:
@@ -142,6 +153,27 @@ def write_encoder_model(path: Path) -> Path:
         _add_matrix(writer, random, f"dec.blk.0.{name}", N_EMBD, N_EMBD)
     writer.add_tensor("dec.blk.0.cross_attn_norm.weight", np.ones(N_EMBD, dtype=np.float32))
     return _write(writer, path)
+
+
+def _add_dense_sizes(writer: gguf.GGUFWriter, name: str) -> None:
+    writer.add_name(name)
+    writer.add_context_length(N_CTX_TRAIN)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_block_count(N_LAYERS)
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(N_HEADS_KV)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(HEAD_DIM)
+
+
+def _add_dense_tensors(writer: gguf.GGUFWriter, random: np.random.Generator, n_vocab: int) -> None:
+    _add_matrix(writer, random, "token_embd", n_vocab, N_EMBD)
+    _add_matrix(writer, random, "output", n_vocab, N_EMBD)
+    writer.add_tensor("output_norm.weight", np.ones(N_EMBD, dtype=np.float32))
+    for layer in range(N_LAYERS):
+        _add_attention(writer, random, f"blk.{layer}")
+        _add_feed_forward(writer, random, f"blk.{layer}")
 
 
 def _add_byte_vocabulary(writer: gguf.GGUFWriter) -> None:
