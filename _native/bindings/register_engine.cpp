@@ -74,7 +74,8 @@ void register_engine(py::module_ & m) {
         .def(py::init(&to_context_options), py::kw_only(), py::arg("n_ctx"), py::arg("n_slots"), py::arg("n_batch"),
              py::arg("n_ubatch"), py::arg("n_threads"), py::arg("n_threads_batch"), py::arg("flash_attention"),
              py::arg("kv_unified"), py::arg("swa_full"),
-             "flash_attention: -1 lets llama.cpp decide, 0 off, 1 on.");
+             "flash_attention: -1 lets llama.cpp decide, 0 off, 1 on.")
+        .def_property_readonly("rounded_n_ctx", &rounded_n_ctx, "What n_ctx becomes in the context.");
 
     m.def(
         "context_bytes_per_token",

@@ -23,6 +23,8 @@ void register_errors(py::module_ &) {
             }
         } catch (const BadTokenError & error) {
             raise_twin("BadToken", py::make_tuple(error.token, error.n_vocab));
+        } catch (const BadSamplerError & error) {
+            raise_twin("BadSampler", py::make_tuple(error.param, error.value, error.limit));
         } catch (const BadTextError & error) {
             raise_twin("BadRequest", py::make_tuple(to_text(error.what()), "prompt"));
         } catch (const TemplateError & error) {

@@ -14,14 +14,6 @@ constexpr int64_t n_ctx_step = 256;  // llama.cpp rounds contexts up to this (GG
 
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// What n_ctx becomes: llama.cpp would clamp n_batch by the unrounded value, so it is rounded first.
-int64_t rounded_n_ctx(const ContextOptions & options) {
-    if (options.kv_unified) {
-        return round_up(options.n_ctx, n_ctx_step);
-    }
-    return round_up((options.n_ctx + options.n_slots - 1) / options.n_slots, n_ctx_step) * options.n_slots;
-}
-
 void check_sizes(const ContextOptions & options) {
     const int64_t max_sequences = (int64_t) llama_max_parallel_sequences();
     if (options.n_slots < 1 || options.n_slots > max_sequences) {
@@ -43,7 +35,8 @@ void check_sizes(const ContextOptions & options) {
 
 int64_t context_bytes(Model & model, ContextOptions options, int64_t n_ctx) {
     options.n_ctx = n_ctx;
-    options.n_batch = options.n_ubatch = std::max(options.n_slots, 32);
+    options.n_slots = 1;  // a token costs the same in every sequence
+    options.n_batch = options.n_ubatch = 32;
     const ContextHandle ctx = make_context(model, options);
     int64_t bytes = 0;
     for (const auto & [buffer_type, data] : llama_get_memory_breakdown(ctx.get())) {
@@ -53,6 +46,14 @@ int64_t context_bytes(Model & model, ContextOptions options, int64_t n_ctx) {
 }
 
 }  // namespace
+
+// llama.cpp would clamp n_batch by the unrounded value, so it is rounded first.
+int64_t rounded_n_ctx(const ContextOptions & options) {
+    if (options.kv_unified) {
+        return round_up(options.n_ctx, n_ctx_step);
+    }
+    return round_up((options.n_ctx + options.n_slots - 1) / options.n_slots, n_ctx_step) * options.n_slots;
+}
 
 ContextHandle make_context(Model & model, const ContextOptions & options) {
     if (!model.has_weights()) {
@@ -93,9 +94,8 @@ ContextHandle make_context(Model & model, const ContextOptions & options) {
 
 int64_t context_bytes_per_token(Model & model, const ContextOptions & options) {
     // Both beyond the size at which a sliding window's cache stops growing.
-    const int64_t n_window = round_up((int64_t) llama_model_n_swa(model.get()) * options.n_slots, n_ctx_step);
-    const int64_t n_small  = n_window + n_ctx_step * options.n_slots;
-    const int64_t n_large  = n_small + n_ctx_step * options.n_slots;
+    const int64_t n_small = round_up((int64_t) llama_model_n_swa(model.get()), n_ctx_step) + n_ctx_step;
+    const int64_t n_large = n_small + n_ctx_step;
     return std::max<int64_t>(0, context_bytes(model, options, n_large) - context_bytes(model, options, n_small)) /
            (n_large - n_small);
 }

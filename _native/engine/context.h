@@ -20,6 +20,9 @@ struct ContextOptions {
     bool                  swa_full        = false;
 };
 
+// What n_ctx becomes: llama.cpp rounds it up, in split KV for every sequence.
+int64_t rounded_n_ctx(const ContextOptions & options);
+
 // Throws ModelLoadError when the sizes cannot work or llama.cpp refuses them.
 ContextHandle make_context(Model & model, const ContextOptions & options);
 

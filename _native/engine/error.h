@@ -22,6 +22,17 @@ struct EngineDownError : EngineError {
     using EngineError::EngineError;
 };
 
+// A sampling parameter that leaves nothing to draw.
+struct BadSamplerError : std::runtime_error {
+    BadSamplerError(std::string param, std::string value, std::string limit)
+        : std::runtime_error(param + " is " + value + ": it must be " + limit), param(std::move(param)),
+          value(std::move(value)), limit(std::move(limit)) {}
+
+    std::string param;
+    std::string value;
+    std::string limit;
+};
+
 // A text that cannot be tokenised safely.
 struct BadTextError : std::runtime_error {
     using std::runtime_error::runtime_error;

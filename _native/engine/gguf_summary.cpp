@@ -1,5 +1,8 @@
 #include "gguf_summary.h"
 
+#include <string_view>
+#include <unordered_set>
+
 #include "error.h"
 #include "llama_handles.h"
 #include "llama_log.h"
@@ -25,9 +28,7 @@ GgufValue scalar(const gguf_context * gguf, int64_t key) {
     }
 }
 
-}  // namespace
-
-GgufSummary read_gguf(const std::string & path) {
+GgufHandle open_header(const std::string & path) {
     take_llama_log();
     GgufHandle gguf;
     try {
@@ -38,7 +39,14 @@ GgufSummary read_gguf(const std::string & path) {
     if (!gguf) {
         throw ModelLoadError(with_llama_log(path + " is not a readable GGUF file"));
     }
-    GgufSummary summary;
+    return gguf;
+}
+
+}  // namespace
+
+GgufSummary read_gguf(const std::string & path) {
+    const GgufHandle gguf = open_header(path);
+    GgufSummary      summary;
     for (int64_t key = 0; key < gguf_get_n_kv(gguf.get()); key++) {
         const std::string name = gguf_get_key(gguf.get(), key);
         if (gguf_get_kv_type(gguf.get(), key) == GGUF_TYPE_ARRAY) {
@@ -49,6 +57,29 @@ GgufSummary read_gguf(const std::string & path) {
     }
     summary.n_tensors = gguf_get_n_tensors(gguf.get());
     return summary;
+}
+
+void check_vocabulary(const std::string & path) {
+    const GgufHandle gguf  = open_header(path);
+    const int64_t    model = gguf_find_key(gguf.get(), "tokenizer.ggml.model");
+    const int64_t    key   = gguf_find_key(gguf.get(), "tokenizer.ggml.tokens");
+    if (key < 0 || gguf_get_kv_type(gguf.get(), key) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(gguf.get(), key) != GGUF_TYPE_STRING) {
+        return;  // llama.cpp has an error of its own for that
+    }
+    if (model >= 0 && gguf_get_kv_type(gguf.get(), model) == GGUF_TYPE_STRING &&
+        std::string_view(gguf_get_val_str(gguf.get(), model)) == "hybriddna") {
+        return;  // llama.cpp makes these distinct itself
+    }
+    const size_t                         count = gguf_get_arr_n(gguf.get(), key);
+    std::unordered_set<std::string_view> seen(count);
+    for (size_t i = 0; i < count; i++) {
+        const std::string_view token = gguf_get_arr_str(gguf.get(), key, i);
+        if (!token.empty() && !seen.insert(token).second) {
+            throw ModelLoadError(path + " has the token " + std::to_string(i) + " of its vocabulary, '" +
+                                 std::string(token) + "', twice");
+        }
+    }
 }
 
 }  // namespace llamaserve

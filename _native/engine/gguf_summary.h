@@ -18,4 +18,7 @@ struct GgufSummary {
 // Throws ModelLoadError when the file is not a GGUF.
 GgufSummary read_gguf(const std::string & path);
 
+// Throws ModelLoadError for a vocabulary that has a token twice, on which llama.cpp aborts the process.
+void check_vocabulary(const std::string & path);
+
 }  // namespace llamaserve

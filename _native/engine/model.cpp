@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "error.h"
+#include "gguf_summary.h"
 #include "large_stack.h"
 #include "llama_log.h"
 #include "nesting.h"
@@ -58,6 +59,7 @@ std::optional<std::string> unsupported(const llama_model * model) {
 }  // namespace
 
 std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::function<bool(float)> & on_progress) {
+    check_vocabulary(options.path);
     take_llama_log();
     struct Progress {
         const std::function<bool(float)> & callback;

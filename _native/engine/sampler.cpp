@@ -1,11 +1,15 @@
 #include "sampler.h"
 
 #include <cmath>
+#include <set>
 
 #include "error.h"
 
 namespace llamaserve {
 namespace {
+
+// Logits divided by less overflow, and the draw would fall on the last token; the likeliest one is what was meant.
+constexpr float lowest_temperature = 1e-5f;
 
 // Biases of the request, and a ban on every end-of-generation token where asked for.
 std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model & model) {
@@ -19,6 +23,16 @@ std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model &
         for (const llama_token token : model.eog_tokens()) {
             biases.push_back({token, -INFINITY});
         }
+    }
+    std::set<llama_token> forbidden;
+    for (const llama_logit_bias & bias : biases) {
+        if (bias.bias == -INFINITY) {
+            forbidden.insert(bias.token);
+        }
+    }
+    if ((int32_t) forbidden.size() == model.n_vocab()) {
+        throw BadSamplerError("logit_bias", "a ban on all " + std::to_string(model.n_vocab()) + " tokens",
+                              "one that leaves a token to draw");
     }
     return biases;
 }
@@ -40,7 +54,7 @@ SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model) {
         add(llama_sampler_init_penalties(model.n_vocab(), spec.repeat_last_n, spec.repeat_penalty,
                                          spec.frequency_penalty, spec.presence_penalty));
     }
-    if (spec.temperature <= 0.0f) {
+    if (spec.temperature < lowest_temperature) {
         add(llama_sampler_init_greedy());
         return chain;
     }

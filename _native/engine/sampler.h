@@ -30,7 +30,8 @@ struct SamplerSpec {
 };
 
 // The chain of llama.cpp's defaults (common/common.h): bias, penalties, top_k, top_p, min_p, temperature, draw; always
-// ends in a sampler that selects a token. Throws BadTokenError for a bias outside the vocabulary.
+// ends in a sampler that selects a token. A temperature below 1e-5 is 0. Throws BadTokenError for a bias outside the
+// vocabulary, BadSamplerError when every token is forbidden.
 SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model);
 
 }  // namespace llamaserve

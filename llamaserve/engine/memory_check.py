@@ -12,6 +12,7 @@ from pathlib import Path
 from llamaserve.errors import ConfigError
 
 _GIB = 1024**3
+_USABLE_PARTS, _PARTS = 19, 20  # a twentieth is left for compute buffers and everybody else
 
 
 def available_bytes() -> int | None:
@@ -23,11 +24,14 @@ def available_bytes() -> int | None:
 def check_context_fits(n_ctx: int, bytes_per_token: int, available: int | None) -> None:
     """Raise ConfigError when ``n_ctx`` tokens of ``bytes_per_token`` do not fit into ``available`` bytes."""
     needed = n_ctx * bytes_per_token
-    if available is None or needed <= available:
+    if available is None:
+        return
+    usable = available * _USABLE_PARTS // _PARTS
+    if needed <= usable:
         return
     raise ConfigError(
-        f"n_ctx is {n_ctx}: its KV cache needs {needed / _GIB:.1f} GiB, {available / _GIB:.1f} GiB are available; "
-        f"at most {available // bytes_per_token} tokens fit"
+        f"n_ctx is {n_ctx}: its KV cache needs {needed / _GIB:.1f} GiB, {usable / _GIB:.1f} GiB are available; "
+        f"at most {usable // bytes_per_token} tokens fit"
     )
 
 

@@ -156,7 +156,7 @@ class NativeEngine:
             kv_unified=config.profile is not Profile.PARITY,
             swa_full=config.swa_full,
         )
-        _check_memory(model, options, config.n_ctx)
+        _check_memory(model, options)
         engine = _engine.Engine(model, options)
         for line in _engine.take_llama_log():
             _logger.warning("llama.cpp: %s", line)
@@ -255,8 +255,9 @@ def _usable_template(model: _engine.Model) -> NativeChatTemplate | None:
         return None
 
 
-def _check_memory(model: _engine.Model, options: _engine.ContextOptions, n_ctx: int) -> None:
+def _check_memory(model: _engine.Model, options: _engine.ContextOptions) -> None:
     available = available_bytes()
+    n_ctx = options.rounded_n_ctx
     # Nearly every context is far below the limit and needs no measuring: K and V of 2 bytes, as wide as the model, in
     # every layer, is more than nearly any model takes; the half is for those whose heads are wider.
     estimate = n_ctx * model.n_layers * model.n_embd * 4

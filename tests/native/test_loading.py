@@ -27,6 +27,28 @@ from tests.native.tiny_models import (
 )
 
 
+def load_model(path: Path) -> native.Model:
+    return native.Model.load(
+        os.fsencode(path), n_gpu_layers=0, use_mmap=False, use_mlock=False, check_tensors=False, progress=None
+    )
+
+
+def context_options(
+    *, n_ctx: int = 512, n_slots: int = 1, n_batch: int = 256, kv_unified: bool = True
+) -> native.ContextOptions:
+    return native.ContextOptions(
+        n_ctx=n_ctx,
+        n_slots=n_slots,
+        n_batch=n_batch,
+        n_ubatch=256,
+        n_threads=1,
+        n_threads_batch=1,
+        flash_attention=-1,
+        kv_unified=kv_unified,
+        swa_full=False,
+    )
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """K35."""
     with pytest.raises(ModelLoad, match=r"nowhere\.gguf: no such file"):
@@ -71,6 +93,14 @@ def test_an_encoder_is_refused_with_the_reason(tmp_path: Path) -> None:
 def test_a_model_without_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoad, match="vocabulary"):
         NativeEngine.load(EngineConfig(write_dense_model(tmp_path / "mute.gguf", vocabulary=False)))
+
+
+def test_a_vocabulary_with_a_token_twice_is_refused(tmp_path: Path, dense_model: Path) -> None:
+    """llama.cpp aborts the process on it."""
+    path = tmp_path / "twice.gguf"
+    path.write_bytes(dense_model.read_bytes().replace(b"<0x41>", b"<0x42>"))
+    with pytest.raises(ModelLoad, match="has the token 69 of its vocabulary, '<0x42>', twice"):
+        NativeEngine.load(EngineConfig(path, n_ctx=256))
 
 
 def test_a_model_without_template_has_none(tmp_path: Path) -> None:
@@ -129,41 +159,17 @@ def test_an_exception_of_the_progress_callback_ends_the_load_as_it_is(dense_mode
 
 def test_a_model_that_was_only_inspected_has_no_context(dense_model: Path) -> None:
     model = native.Model.inspect(os.fsencode(dense_model))
-    options = native.ContextOptions(
-        n_ctx=256,
-        n_slots=1,
-        n_batch=256,
-        n_ubatch=256,
-        n_threads=1,
-        n_threads_batch=1,
-        flash_attention=-1,
-        kv_unified=True,
-        swa_full=False,
-    )
     with pytest.raises(ModelLoad, match="only inspected"):
-        native.Engine(model, options)
+        native.Engine(model, context_options())
 
 
 @pytest.mark.parametrize(("n_slots", "n_ctx"), [(0, 256), (-1, 256), (257, 256), (1, 0), (1, 2**40)])
 @pytest.mark.parametrize("unified", [True, False])
 def test_the_native_engine_checks_sizes_too(dense_model: Path, n_slots: int, n_ctx: int, unified: bool) -> None:
     """K126: no caller of the module can abort the process with them."""
-    model = native.Model.load(
-        os.fsencode(dense_model), n_gpu_layers=0, use_mmap=True, use_mlock=False, check_tensors=False, progress=None
-    )
-    options = native.ContextOptions(
-        n_ctx=n_ctx,
-        n_slots=n_slots,
-        n_batch=256,
-        n_ubatch=256,
-        n_threads=1,
-        n_threads_batch=1,
-        flash_attention=-1,
-        kv_unified=unified,
-        swa_full=False,
-    )
+    options = context_options(n_ctx=n_ctx, n_slots=n_slots, kv_unified=unified)
     with pytest.raises(ModelLoad, match=r"n_slots is|n_ctx is"):
-        native.Engine(model, options)
+        native.Engine(load_model(dense_model), options)
 
 
 def test_names_and_metadata_need_not_be_utf_8(tmp_path: Path, dense_model: Path) -> None:
@@ -178,28 +184,10 @@ def test_names_and_metadata_need_not_be_utf_8(tmp_path: Path, dense_model: Path)
 
 def test_the_window_of_a_sliding_window_model_is_not_counted_for_every_token(tmp_path: Path) -> None:
     """Of its two layers one keeps every token, the other only the window."""
-    per_token = []
-    for name, write in (("dense", write_dense_model), ("window", write_sliding_window_model)):
-        model = native.Model.load(
-            os.fsencode(write(tmp_path / f"{name}.gguf")),
-            n_gpu_layers=0,
-            use_mmap=True,
-            use_mlock=False,
-            check_tensors=False,
-            progress=None,
-        )
-        options = native.ContextOptions(
-            n_ctx=512,
-            n_slots=1,
-            n_batch=256,
-            n_ubatch=256,
-            n_threads=1,
-            n_threads_batch=1,
-            flash_attention=-1,
-            kv_unified=True,
-            swa_full=False,
-        )
-        per_token.append(native.context_bytes_per_token(model, options))
+    per_token = [
+        native.context_bytes_per_token(load_model(write(tmp_path / "model.gguf")), context_options())
+        for write in (write_dense_model, write_sliding_window_model)
+    ]
     dense, window = per_token
     assert dense == 2 * N_LAYERS * 2 * N_HEADS_KV * HEAD_DIM  # f16; K and V of every layer
     assert window == dense // 2
@@ -220,10 +208,10 @@ def test_a_context_larger_than_memory_is_refused_before_it_is_allocated(dense_mo
 
 
 def test_the_check_knows_the_largest_context_that_fits() -> None:
-    check_context_fits(1000, 10, 10_000)
+    check_context_fits(950, 10, 10_000)
     check_context_fits(10**12, 10, None)
-    with pytest.raises(ConfigError, match="at most 999 tokens fit"):
-        check_context_fits(1000, 10, 9_999)
+    with pytest.raises(ConfigError, match="at most 950 tokens fit"):
+        check_context_fits(951, 10, 10_000)
 
 
 @pytest.mark.parametrize(("option", "value"), [("n_ctx", 0), ("n_ctx", -1), ("n_slots", 0), ("n_slots", 257)])
@@ -233,10 +221,12 @@ def test_sizes_that_abort_llama_cpp_are_refused(dense_model: Path, option: str, 
         EngineConfig(dense_model, **{option: value})  # type: ignore[arg-type]  # a wrong value on purpose
 
 
-def test_a_batch_smaller_than_the_slots_is_refused(load: LoadEngine, dense_model: Path) -> None:
+def test_a_batch_smaller_than_the_slots_is_refused(dense_model: Path) -> None:
     """llama.cpp aborts the process on it."""
+    with pytest.raises(ConfigError, match="n_batch is 3: it must be at least n_slots, 4"):
+        EngineConfig(dense_model, n_batch=3, n_slots=4)
     with pytest.raises(ModelLoad, match="n_batch is 3: it must be at least n_slots, 4"):
-        load(dense_model, n_batch=3, n_slots=4)
+        native.Engine(load_model(dense_model), context_options(n_batch=3, n_slots=4))
 
 
 @pytest.mark.parametrize("profile", list(Profile))

@@ -9,7 +9,7 @@ import pytest
 
 from llamaserve.engine.native import NativeEngine
 from llamaserve.engine.port import SequenceSpec
-from llamaserve.errors import BadToken
+from llamaserve.errors import BadSampler, BadToken
 from llamaserve.request import SamplingParams
 from tests.native.conftest import LoadEngine
 from tests.native.greedy import GREEDY, generate
@@ -53,6 +53,24 @@ def test_a_bias_forces_a_token_and_minus_infinity_forbids_one(engine: NativeEngi
     likely = generate(engine, PROMPT, 1)[0]
     forbidden = SamplingParams(temperature=0.0, ignore_eos=True, logit_bias={likely: -math.inf})
     assert likely not in generate(engine, PROMPT, 8, forbidden)
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-44, 1e-39, 1e-30, 9e-6])
+def test_a_temperature_next_to_zero_is_greedy(engine: NativeEngine, temperature: float) -> None:
+    """Dividing by it overflows."""
+    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, ignore_eos=True)
+    assert generate(engine, PROMPT, 8, sampling) == generate(engine, PROMPT, 8)
+
+
+def test_a_ban_on_every_token_is_refused(engine: NativeEngine) -> None:
+    """There would be nothing to draw; forbidden tokens came out of it."""
+    ban = dict.fromkeys(range(engine.info.n_vocab), -math.inf)
+    with pytest.raises(BadSampler, match="a ban on all 259 tokens"):
+        engine.open(SequenceSpec(0, SamplingParams(logit_bias=ban)))
+    del ban[EOS]
+    with pytest.raises(BadSampler, match="a ban on all 259 tokens"):
+        engine.open(SequenceSpec(0, SamplingParams(logit_bias=ban, ignore_eos=True)))
+    assert generate(engine, PROMPT, 2, SamplingParams(logit_bias=ban)) == [EOS, EOS]
 
 
 def test_ignore_eos_never_ends(engine: NativeEngine) -> None:
