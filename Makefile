@@ -14,6 +14,7 @@ PYTHON     ?= python3
 SERVE_ARGS ?=
 TEST_ARGS  ?=
 VENV       := .venv
+OR_SAY_WHY  = || { echo "llamaserve: pip could not install what the build needs: check the network, the proxy and PIP_INDEX_URL" >&2; exit 1; }
 BIN        := $(VENV)/bin
 
 .PHONY: serve test check build bench-peers wheel clean
@@ -47,19 +48,19 @@ wheel: $(VENV)/.test-ready
 $(VENV)/.venv-ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "llamaserve: Python 3.10 or later is needed, %s is %d.%d; set PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
 	@$(PYTHON) -m venv $(VENV) || { echo "llamaserve: cannot make a virtual environment; on Debian: apt install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" $(OR_SAY_WHY)
 	@touch $@
 
 $(VENV)/.build-ready: pyproject.toml $(VENV)/.venv-ready
-	@$(BIN)/python -m pip install --quiet --group build
+	@$(BIN)/python -m pip install --quiet --group build $(OR_SAY_WHY)
 	@touch $@
 
 $(VENV)/.test-ready: pyproject.toml $(VENV)/.venv-ready
-	@$(BIN)/python -m pip install --quiet --group test
+	@$(BIN)/python -m pip install --quiet --group test $(OR_SAY_WHY)
 	@touch $@
 
 $(VENV)/.check-ready: pyproject.toml $(VENV)/.venv-ready
-	@$(BIN)/python -m pip install --quiet --group check
+	@$(BIN)/python -m pip install --quiet --group check $(OR_SAY_WHY)
 	@touch $@
 
 clean:

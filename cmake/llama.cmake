@@ -21,6 +21,11 @@ file(STRINGS "${PROJECT_SOURCE_DIR}/vendor/llama-cpp-python.lock" LLAMASERVE_PIN
 string(REPLACE "# llama.cpp-commit: " "" LLAMA_BUILD_COMMIT "${LLAMASERVE_PIN}")
 set(LLAMA_BUILD_NUMBER 0)
 
+# llama.cpp asks git for its commit; the history around the unpacked source is not its own, so it gets no answer.
+find_program(LLAMASERVE_NO_GIT false REQUIRED)
+set(GIT_EXECUTABLE "${LLAMASERVE_NO_GIT}" CACHE FILEPATH "" FORCE)
+set(GIT_EXE "${LLAMASERVE_NO_GIT}" CACHE FILEPATH "" FORCE)
+
 add_subdirectory("${LLAMASERVE_LLAMA_DIR}" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
 
 # A compiler that miscompiles AMX set-up makes ggml trap at the first prompt on a processor that has it: build without.

@@ -24,8 +24,8 @@ VENDOR = Path(__file__).resolve().parent
 SOURCE = VENDOR / "llama.cpp"
 LOCK = VENDOR / "llama-cpp-python.lock"
 STAMP_NAME = ".llamaserve-pin"
-# Directories of the source that no build of ours reads; leaving them out halves the unpacked size.
-UNUSED = ("models", "media", "docs")
+# What no build of ours reads: leaving it out halves the unpacked size, and .git points at a history that is not there.
+UNUSED = ("models", "media", "docs", ".git")
 
 
 class FetchError(Exception):
