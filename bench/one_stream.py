@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 
 from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig, usable_cores
-from llamaserve.engine.native import NativeEngine
+from llamaserve.load_service import load_service
 from llamaserve.models import resolve
 from llamaserve.server.run import run_server
 from llamaserve.service import Service
@@ -74,8 +74,8 @@ def server(model: Path, threads: int) -> Iterator[tuple[str, list[int]]]:
     found: list[tuple[str, list[int]]] = []
 
     def load() -> Service:
-        engine = NativeEngine.load(EngineConfig(model, n_ctx=N_CTX, n_slots=1, n_threads=threads))
-        return Service(engine, engine.chat_template, SchedulerConfig(), model.stem)
+        config = EngineConfig(model, n_ctx=N_CTX, n_slots=1, n_threads=threads)
+        return load_service(config, SchedulerConfig(), model.stem)
 
     def on_ready(service: Service, url: str) -> None:
         tokens = service.vocab.tokenize("The sky is blue because " * 20, add_special=True, parse_special=False)

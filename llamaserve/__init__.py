@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from llamaserve import errors as errors
+    from llamaserve.completion import ChatCompletion as ChatCompletion
+    from llamaserve.completion import CompletedTokens as CompletedTokens
+    from llamaserve.completion import Completion as Completion
     from llamaserve.errors import LlamaServeError as LlamaServeError
     from llamaserve.request import FinishReason as FinishReason
     from llamaserve.request import SamplingParams as SamplingParams
-    from llamaserve.server_api import AsyncTextStream as AsyncTextStream
-    from llamaserve.server_api import ChatCompletion as ChatCompletion
-    from llamaserve.server_api import CompletedTokens as CompletedTokens
-    from llamaserve.server_api import Completion as Completion
     from llamaserve.server_api import Server as Server
-    from llamaserve.server_api import TextStream as TextStream
+    from llamaserve.text_stream import AsyncTextStream as AsyncTextStream
+    from llamaserve.text_stream import TextStream as TextStream
 
     __version__: str
 
 _HOMES = {
-    "AsyncTextStream": "llamaserve.server_api",
-    "ChatCompletion": "llamaserve.server_api",
-    "CompletedTokens": "llamaserve.server_api",
-    "Completion": "llamaserve.server_api",
+    "AsyncTextStream": "llamaserve.text_stream",
+    "ChatCompletion": "llamaserve.completion",
+    "CompletedTokens": "llamaserve.completion",
+    "Completion": "llamaserve.completion",
     "FinishReason": "llamaserve.request",
     "LlamaServeError": "llamaserve.errors",
     "SamplingParams": "llamaserve.request",
     "Server": "llamaserve.server_api",
-    "TextStream": "llamaserve.server_api",
+    "TextStream": "llamaserve.text_stream",
 }
 
 __all__ = [

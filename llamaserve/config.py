@@ -49,7 +49,7 @@ class EngineConfig:
     n_slots: int = 4
     """Sequences that run at the same time."""
     n_batch: int = 2048
-    """Most tokens in one native call."""
+    """Most tokens in one native call; at least n_slots."""
     n_ubatch: int = 512
     """Most tokens in one computed graph."""
     n_threads: int = 0
@@ -68,6 +68,7 @@ class EngineConfig:
     profile: Profile = Profile.SHARED
 
     def __post_init__(self) -> None:
+        _check_type("model_path", self.model_path, Path)
         _check_at_least("n_ctx", self.n_ctx, 1)
         _check_between("n_slots", self.n_slots, 1, MAX_SEQUENCES)
         _check_at_least("n_batch", self.n_batch, 1)
@@ -75,8 +76,14 @@ class EngineConfig:
         _check_between("n_threads", self.n_threads, 0, 1024)
         _check_between("n_threads_batch", self.n_threads_batch, 0, 1024)
         _check_at_least("n_gpu_layers", self.n_gpu_layers, 0)
+        _check_type("flash_attention", self.flash_attention, FlashAttention)
+        for name in ("use_mmap", "use_mlock", "check_tensors", "swa_full"):
+            _check_type(name, getattr(self, name), bool)
+        _check_type("profile", self.profile, Profile)
         if self.n_ctx > 2**31 - 256:
             raise ConfigError(f"n_ctx is {self.n_ctx}: it must be at most {2**31 - 256}")
+        if self.n_batch < self.n_slots:
+            raise ConfigError(f"n_batch is {self.n_batch}: it must be at least n_slots, {self.n_slots}")
 
     @property
     def threads(self) -> int:
@@ -108,6 +115,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _check_at_least("max_queue", self.max_queue, 0)
         _check_at_least("prefill_chunk", self.prefill_chunk, 0)
+        _check_type("mixed_step", self.mixed_step, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +125,11 @@ class HttpConfig:
     host: str = "127.0.0.1"
     port: int = 8080
     """0 lets the system choose a free port."""
-    alias: str | None = None
-    """The model name shown to clients; None = the model file's name without its ending."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
 
     def __post_init__(self) -> None:
+        _check_type("host", self.host, str)
         _check_between("port", self.port, 0, 65535)
         _check_at_least("max_body_bytes", self.max_body_bytes, 1024)
 
@@ -154,6 +161,14 @@ def split_options(options: Mapping[str, Any], *configs: type) -> list[dict[str, 
             close = difflib.get_close_matches(name, known, n=1)
             raise UnknownOption(name, close[0] if close else None)
     return parts
+
+
+_TYPE_NAMES = {bool: "True or False", str: "a string"}
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} is {value!r}: it must be {_TYPE_NAMES.get(kind, f'a {kind.__name__}')}")
 
 
 def _check_at_least(name: str, value: int, low: int) -> None:

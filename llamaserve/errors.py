@@ -21,10 +21,13 @@
     │   └── EngineDown
     └── Cancelled              the caller asked for it
 
-A message names the wrong value and the limit. Each API maps types to its own status and code in one table.
+A message names the wrong value, shortened if it is long, and the limit. Each API maps types to its own status and code
+in one table.
 """
 
 from __future__ import annotations
+
+import reprlib
 
 
 class LlamaServeError(Exception):
@@ -88,7 +91,7 @@ class BadToken(RequestError):
 
     def __init__(self, token: int, n_vocab: int, param: str = "prompt") -> None:
         self.param = param
-        super().__init__(f"token id {token} is outside the vocabulary (0..{n_vocab - 1})")
+        super().__init__(f"token id {reprlib.repr(token)} is outside the vocabulary (0..{n_vocab - 1})")
 
 
 class BadSampler(RequestError):
@@ -96,7 +99,7 @@ class BadSampler(RequestError):
 
     def __init__(self, param: str, value: object, limit: str) -> None:
         self.param = param
-        super().__init__(f"{param} is {value!r}: it must be {limit}")
+        super().__init__(f"{param} is {reprlib.repr(value)}: it must be {limit}")
 
 
 class BadTemplate(RequestError):

@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from llamaserve.errors import BadRequest, BadSampler, LlamaServeError
 
@@ -21,7 +22,7 @@ class SamplingParams:
     The chain: logit bias, penalties, top_k, top_p, min_p, temperature, draw. A temperature of 0 takes the
     most likely token after bias and penalties.
 
-    Raises BadSampler when a value is outside its range.
+    Raises BadSampler when a value is of the wrong type or outside its range.
     """
 
     temperature: float = 0.8
@@ -58,30 +59,32 @@ class SamplingParams:
         _check_int_range("repeat_last_n", self.repeat_last_n, 0, 2**16)
         if self.seed is not None:
             _check_int_range("seed", self.seed, 0, SEED_MAX)
+        if not isinstance(self.logit_bias, Mapping):
+            raise BadSampler("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
         for token, bias in self.logit_bias.items():
-            if not (bias == -math.inf or (math.isfinite(bias) and -100.0 <= bias <= 100.0)):
+            if not _is_int(token):
+                raise BadSampler("logit_bias", {token: bias}, "a mapping whose keys are token ids")
+            if not _is_number(bias) or not (bias == -math.inf or -100.0 <= bias <= 100.0):
                 raise BadSampler("logit_bias", {token: bias}, "a number from -100 to 100, or -inf")
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether the chain needs the history of tokens."""
-        return self.repeat_last_n > 0 and (
-            self.repeat_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
-        )
+        if not isinstance(self.ignore_eos, bool):
+            raise BadSampler("ignore_eos", self.ignore_eos, "True or False")
 
 
 def _check_range(name: str, value: object, low: float, high: float) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:  # type: ignore[operator]
+    if not _is_number(value) or not low <= value <= high:
         raise BadSampler(name, value, f"a number from {low:g} to {high:g}")
 
 
-def _is_int(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_int_range(name: str, value: object, low: int, high: int) -> None:
-    if not _is_int(value) or not low <= value <= high:  # type: ignore[operator]  # an int by the first half
+    if not _is_int(value) or not low <= value <= high:
         raise BadSampler(name, value, f"a whole number from {low} to {high}")
 
 
@@ -89,7 +92,7 @@ def _check_int_range(name: str, value: object, low: int, high: int) -> None:
 class GenerationRequest:
     """One prompt to continue.
 
-    Raises BadRequest when max_tokens is below 1 or a stop string is empty or too long.
+    Raises BadRequest when a field is of the wrong type, max_tokens is below 1, or a stop string is empty or too long.
     """
 
     request_id: str
@@ -103,6 +106,14 @@ class GenerationRequest:
     sampling: SamplingParams = SamplingParams()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.request_id, str):
+            raise BadRequest("request_id must be a string", "request_id")
+        if not isinstance(self.prompt, tuple) or not set(map(type, self.prompt)) <= {int}:
+            raise BadRequest("prompt must be a tuple of token ids", "prompt")
+        if not isinstance(self.stop, tuple) or not all(isinstance(text, str) for text in self.stop):
+            raise BadRequest("stop must be a tuple of strings", "stop")
+        if not isinstance(self.sampling, SamplingParams):
+            raise BadRequest("sampling must be a SamplingParams", "sampling")
         if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
             raise BadRequest(
                 f"max_tokens is {self.max_tokens!r}: it must be a whole number of at least 1", "max_tokens"

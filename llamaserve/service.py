@@ -64,8 +64,12 @@ class _Delivery:
         if self._listeners.setdefault(request_id, listener) is not listener:
             raise BadRequest(f"request id {request_id!r} is in use", "request_id")
 
+    def has(self, request_id: str, listener: _Listener) -> bool:
+        """Whether the request's events go there; no more if it was given up, and the id may be another's then."""
+        return self._listeners.get(request_id) is listener
+
     def remove(self, request_id: str) -> None:
-        """Drop the request's further events."""
+        """Drop the request's further events; its id is free."""
         self._listeners.pop(request_id, None)
 
     def deliver(self, events: list[tuple[str, Event]]) -> None:
@@ -85,9 +89,9 @@ class _Delivery:
 
     def _give_up(self, batch: list[tuple[str, _TaskListener, Event]]) -> None:
         for request_id in {request_id for request_id, _, _ in batch}:
-            self.remove(request_id)
             if self.cancel is not None:
                 self.cancel(request_id)
+            self.remove(request_id)
 
 
 def _hand_over(batch: list[tuple[str, _TaskListener, Event]]) -> None:
@@ -101,7 +105,8 @@ class _Deadline:
     __slots__ = ("_clock", "_ends_at", "event", "timeout_s")
 
     def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
-        if not 0 < timeout_s < math.inf:
+        is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+        if not is_number or not 0 < timeout_s < math.inf:
             raise BadRequest(f"timeout_s is {timeout_s!r}: it must be a number above 0", "timeout_s")
         self.timeout_s = timeout_s
         self.event = Failed(DeadlineExceeded(timeout_s))
@@ -192,7 +197,7 @@ class Service:
         self._begin(request, listener)
         timer = None
         if deadline is not None:
-            timer = loop.call_later(deadline.timeout_s, listener.events.put_nowait, deadline.event)
+            timer = loop.call_later(deadline.timeout_s, self._expire, request.request_id, listener, deadline)
         try:
             while True:
                 event = await listener.events.get()
@@ -202,7 +207,7 @@ class Service:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._leave(request.request_id)
+            self._leave(request.request_id, listener)
 
     def stream_blocking(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -221,7 +226,7 @@ class Service:
                 if not isinstance(event, TextDelta):
                     return
         finally:
-            self._leave(request.request_id)
+            self._leave(request.request_id, listener)
 
     def _next_before(self, deadline: _Deadline, listener: _ThreadListener, request_id: str) -> Event:
         """The next event, or the deadline's. A consumer that reads late still gets what was done in time."""
@@ -251,7 +256,14 @@ class Service:
             self._delivery.remove(request.request_id)
             raise
 
-    def _leave(self, request_id: str) -> None:
-        """The consumer is done: nothing happens if the request is too."""
-        self._delivery.remove(request_id)
+    def _expire(self, request_id: str, listener: _TaskListener, deadline: _Deadline) -> None:
+        """The time of a request is over, read or not. Event loop only."""
+        listener.events.put_nowait(deadline.event)
         self._thread.cancel(request_id)
+
+    def _leave(self, request_id: str, listener: _Listener) -> None:
+        """The consumer is done: nothing happens if the request is too."""
+        if self._delivery.has(request_id, listener):
+            # In this order: once the id is free it may be another request's.
+            self._thread.cancel(request_id)
+            self._delivery.remove(request_id)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan, Ticket
-from llamaserve.errors import BadToken, EngineError
+from llamaserve.errors import BadToken, EngineDown, EngineError, LlamaServeError
 from llamaserve.request import SamplingParams
 
 Law = Callable[[Engine], None]
@@ -61,13 +61,13 @@ def together(engine: Engine, seq_ids: Sequence[int]) -> list[list[int]]:
     return tokens
 
 
-def refuses(engine: Engine, plan: StepPlan) -> bool:
-    """Whether the engine refuses a plan."""
+def refusal(engine: Engine, plan: StepPlan) -> type[LlamaServeError] | None:
+    """The error an engine refuses a plan with; None if it takes it."""
     try:
         engine.submit(plan)
-    except (EngineError, BadToken):
-        return True
-    return False
+    except LlamaServeError as error:
+        return type(error)
+    return None
 
 
 def a_step_is_a_submit_and_its_collect(engine: Engine) -> None:
@@ -177,45 +177,88 @@ def a_bad_plan_is_refused_and_changes_nothing(engine: Engine) -> None:
     used = engine.used_cells()
     prompt = prompt_of(engine)
     n_batch = engine.info.n_batch
-    bad_plans = {
-        "empty": StepPlan(),
-        "decode twice": StepPlan(decode=[0, 0]),
-        "decode and piece": StepPlan(decode=[0], pieces=[PromptPiece(0, prompt, is_last=True)]),
-        "not open": StepPlan(decode=[0, engine.info.n_slots]),
-        "negative id": StepPlan(decode=[-1]),
-        "nothing drawn": StepPlan(decode=[0, 2]),
-        "empty piece": StepPlan(decode=[0], pieces=[PromptPiece(2, (), is_last=True)]),
-        "token too large": StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, engine.info.n_vocab), is_last=True)]),
-        "token negative": StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, -1), is_last=True)]),
-        "too many tokens": StepPlan(decode=[0], pieces=[PromptPiece(2, (prompt[0],) * n_batch, is_last=True)]),
+    bad_plans: dict[str, tuple[type[LlamaServeError], StepPlan]] = {
+        "empty": (EngineError, StepPlan()),
+        "decode twice": (EngineError, StepPlan(decode=[0, 0])),
+        "decode and piece": (EngineError, StepPlan(decode=[0], pieces=[PromptPiece(0, prompt, is_last=True)])),
+        "not open": (EngineError, StepPlan(decode=[0, engine.info.n_slots])),
+        "negative id": (EngineError, StepPlan(decode=[-1])),
+        "nothing drawn": (EngineError, StepPlan(decode=[0, 2])),
+        "a prompt again": (EngineError, StepPlan(decode=[0], pieces=[PromptPiece(1, prompt, is_last=True)])),
+        "empty piece": (EngineError, StepPlan(decode=[0], pieces=[PromptPiece(2, (), is_last=True)])),
+        "token too large": (
+            BadToken,
+            StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, engine.info.n_vocab), is_last=True)]),
+        ),
+        "token negative": (BadToken, StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, -1), is_last=True)])),
+        "too many tokens": (
+            EngineError,
+            StepPlan(decode=[0], pieces=[PromptPiece(2, (prompt[0],) * n_batch, is_last=True)]),
+        ),
     }
-    for name, plan in bad_plans.items():
-        assert refuses(engine, plan), f"a bad plan was taken: {name}"
+    for name, (error, plan) in bad_plans.items():
+        assert refusal(engine, plan) is error, name
     assert engine.used_cells() == used
     got = [[first, *rest] for first, rest in zip(firsts, together(engine, [0, 1]), strict=True)]
     assert got == expected
 
 
 def a_flag_stops_its_step_only(engine: Engine) -> None:
-    """S56: rows of a stopped step are computed or aborted, never half; the next step is as ever."""
+    """S56: a step whose flag was set before computes nothing; the next step is as ever."""
     expected = alone(engine, 0)
     engine.open(SequenceSpec(1, GREEDY))
     flag = engine.new_flag()
     flag.set()
     (row,) = engine.step(StepPlan(pieces=[PromptPiece(1, prompt_of(engine, 1), is_last=True)]), flag)
-    assert row.error in (None, RowError.ABORTED)
-    assert (row.token is None) == (row.error is RowError.ABORTED)
+    assert (row.error, row.token) == (RowError.ABORTED, None)
     assert engine.close(1)
-    assert engine.used_cells() == 0
     assert alone(engine, 0) == expected
+
+
+def a_stopped_sequence_is_cleared_and_open(engine: Engine) -> None:
+    """S56: it holds no cell and has nothing to decode, and its neighbour outside the step is as before."""
+    expected = alone(engine, 0)
+    firsts = [start(engine, 0), start(engine, 1, 1)]
+    used = engine.used_cells()
+    flag = engine.new_flag()
+    flag.set()
+    (row,) = engine.step(StepPlan(decode=[1]), flag)
+    assert row.error is RowError.ABORTED
+    assert engine.used_cells() == used - len(prompt_of(engine, 1))
+    with pytest.raises(EngineError):
+        engine.submit(StepPlan(decode=[1]))
+    with pytest.raises(EngineError):
+        engine.open(SequenceSpec(1, GREEDY))
+    assert engine.close(1)
+    assert [firsts[0], *together(engine, [0])[0]] == expected
 
 
 def a_shut_down_engine_refuses(engine: Engine) -> None:
     """``shutdown`` may be called twice; afterwards there is an error, not a crash."""
+    start(engine, 0)
     engine.shutdown()
+    engine.shutdown()
+    with pytest.raises(EngineDown):
+        engine.open(SequenceSpec(1, GREEDY))
+    with pytest.raises(EngineDown):
+        engine.submit(StepPlan(decode=[0]))
+    with pytest.raises(EngineError):
+        engine.collect(Ticket(1))
+    engine.close(0)
+    assert engine.used_cells() == 0
+
+
+def a_step_outstanding_at_the_shutdown_is_lost(engine: Engine) -> None:
+    """Its ticket brings an error, not a crash and not its rows."""
+    start(engine, 0)
+    ticket = engine.submit(StepPlan(decode=[0]))
     engine.shutdown()
     with pytest.raises(EngineError):
-        engine.open(SequenceSpec(0, GREEDY))
+        engine.collect(ticket)
+    with pytest.raises(EngineError):
+        engine.submit(StepPlan(decode=[0]))
+    with pytest.raises(EngineDown):
+        engine.open(SequenceSpec(1, GREEDY))
 
 
 LAWS: tuple[Law, ...] = (
@@ -232,10 +275,11 @@ LAWS: tuple[Law, ...] = (
     a_bad_open_is_refused,
     a_bad_plan_is_refused_and_changes_nothing,
     a_flag_stops_its_step_only,
+    a_stopped_sequence_is_cleared_and_open,
 )
 """Leave sequences open: close every id before the next law on the same engine."""
 
-FINAL_LAWS: tuple[Law, ...] = (a_shut_down_engine_refuses,)
+FINAL_LAWS: tuple[Law, ...] = (a_shut_down_engine_refuses, a_step_outstanding_at_the_shutdown_is_lost)
 """End the engine they are given."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import io
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
+from llamaserve import __version__
 from llamaserve.cli.conversation import Conversation
 from llamaserve.cli.flag_groups import with_flag_groups
 from llamaserve.cli.flags import (
@@ -33,7 +33,8 @@ from llamaserve.cli.terminal import read_prompt, reader_of_lines
 from llamaserve.config import SchedulerConfig
 from llamaserve.errors import BadTemplate, LlamaServeError
 from llamaserve.models import DEFAULT_MODEL, model_name
-from llamaserve.server_api import DEFAULT_MAX_TOKENS, Server
+from llamaserve.request_options import DEFAULT_MAX_TOKENS
+from llamaserve.server_api import Server
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 
@@ -48,7 +49,7 @@ app = typer.Typer(
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        print(f"llamaserve {importlib.metadata.version('llamaserve')}")
+        print(f"llamaserve {__version__}")
         raise typer.Exit
 
 
@@ -69,8 +70,14 @@ def serve(
     """Serve a model over HTTP, with OpenAI's API."""
     parts, console = _parts(ctx), _progress_console()
     path = _resolve(parts, model, console)
-    http_config = http.config(default_alias=model_name(model))
-    run_serve(parts, engine.config(path, slots.parallel), slots.config(engine.profile), http_config, console)
+    run_serve(
+        parts,
+        engine.config(path, slots.parallel),
+        slots.config(engine.profile),
+        http.config,
+        model_name=http.alias or model_name(model),
+        progress_console=console,
+    )
 
 
 @app.command()

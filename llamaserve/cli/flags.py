@@ -12,7 +12,7 @@ import typer
 from llamaserve.config import MAX_SEQUENCES, EngineConfig, FlashAttention, HttpConfig, Profile, SchedulerConfig
 from llamaserve.models import DEFAULT_MODEL
 from llamaserve.request import SamplingParams
-from llamaserve.server_api import SamplingOptions
+from llamaserve.request_options import SamplingOptions
 
 MODEL_HELP = f'A .gguf file, "{DEFAULT_MODEL}" (fetched on first use), or "hf:owner/repo/file.gguf".'
 
@@ -123,11 +123,12 @@ class HttpFlags:
     port: Annotated[int, _http("--port", min=0, max=65535, help="0 = the system chooses one.")] = _HTTP.port
     alias: Annotated[
         str | None, _http("--alias", "-a", help="The model's name for clients.", show_default="-m, or its file's name")
-    ] = _HTTP.alias
+    ] = None
 
-    def config(self, *, default_alias: str) -> HttpConfig:
+    @property
+    def config(self) -> HttpConfig:
         """The HTTP server's configuration. Raises ConfigError."""
-        return HttpConfig(host=self.host, port=self.port, alias=self.alias or default_alias)
+        return HttpConfig(host=self.host, port=self.port)
 
 
 @dataclass(frozen=True, slots=True)

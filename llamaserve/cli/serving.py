@@ -22,17 +22,18 @@ def serve(
     engine_config: EngineConfig,
     scheduler_config: SchedulerConfig,
     http_config: HttpConfig,
+    *,
+    model_name: str,
     progress_console: Console,
 ) -> None:
-    """Serve until a signal. Raises ConfigError, ModelLoad."""
+    """Serve a model under a name until a signal. Raises ConfigError, ModelLoad."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("llamaserve").setLevel(logging.INFO)  # one line a request
-    name = http_config.alias or engine_config.model_path.stem
-    bar = LoadBar(progress_console, name)
+    bar = LoadBar(progress_console, model_name)
 
     def load() -> Service:
         with bar:
-            return parts.load_service(engine_config, scheduler_config, name, bar.advance)
+            return parts.load_service(engine_config, scheduler_config, model_name, bar.advance)
 
     parts.run_server(load, http_config, on_ready=print_ready, cancel_load=bar.cancel)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llamaserve.engine.port import MemoryKind, ModelInfo, RowError, SequenceSpec, StepFlag, StepPlan, Ticket
-from llamaserve.errors import BadToken, EngineDown, EngineError
+from llamaserve.errors import BadToken, ConfigError, EngineDown, EngineError
 
 EOS = 256
 BOS = 257
@@ -129,8 +129,10 @@ class FakeEngine:
     EOS matter: EOS is then drawn as ".". ``step_s`` seconds pass in a step, unless its flag is set before. ``n_ctx``
     cells are shared by all sequences, one of them holds at most ``n_ctx_seq``.
 
-    For tests: ``plans`` and ``opened`` keep what was asked, ``fail_row`` and ``fail_step`` script failures, and
-    ``before_step`` is called with plan and flag while a step runs; it may block or raise.
+    For tests: ``plans`` and ``opened`` keep what was asked, ``fail_row``, ``fail_step`` and ``lose_context`` script
+    failures, and ``before_step`` is called with plan and flag while a step runs; it may block or raise.
+
+    Raises ConfigError when ``n_batch`` is below ``n_slots``.
     """
 
     def __init__(
@@ -144,6 +146,8 @@ class FakeEngine:
         step_s: float = 0.0,
         before_step: Callable[[StepPlan, FakeFlag | None], None] | None = None,
     ) -> None:
+        if n_batch < n_slots:
+            raise ConfigError(f"n_batch is {n_batch}: it must be at least n_slots, {n_slots}")
         self.plans: list[StepPlan] = []
         self.opened: list[SequenceSpec] = []
         self.is_shut_down = False
@@ -154,6 +158,8 @@ class FakeEngine:
         self._sequences: dict[int, _Sequence] = {}
         self._row_failures: dict[int, deque[RowError]] = {}
         self._step_failures: deque[Exception] = deque()
+        self._why_next_is_lost: str | None = None
+        self._why_down: str | None = None
         self._pending: tuple[Ticket, StepPlan, FakeFlag | None] | None = None
         self._n_tickets = 0
         self._n_used = 0
@@ -181,6 +187,10 @@ class FakeEngine:
     def fail_step(self, error: Exception, *, times: int = 1) -> None:
         """The next ``times`` calls of ``submit`` raise this."""
         self._step_failures.extend([error] * times)
+
+    def lose_context(self, message: str) -> None:
+        """llama.cpp throws in the next step: its rows fail, and later ``open`` and ``submit`` raise EngineDown."""
+        self._why_next_is_lost = message
 
     @property
     def info(self) -> ModelInfo:
@@ -230,9 +240,12 @@ class FakeEngine:
             self.before_step(plan, flag)
         if self._step_s:
             (flag or FakeFlag()).wait(self._step_s)
+        ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
+        if self._why_next_is_lost is not None:
+            self._why_down = self._why_next_is_lost
+            return [self._fail(seq_id, RowError.DECODE, self._why_down) for seq_id in ids]
         if flag is not None and flag.is_set:
-            ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
-            return [FakeRow(seq_id, error=RowError.ABORTED, message="aborted") for seq_id in ids]
+            return [self._fail(seq_id, RowError.ABORTED, "the step was stopped") for seq_id in ids]
         rows = [self._decode(seq_id) for seq_id in plan.decode]
         rows += [self._compute(piece.seq_id, piece.tokens, draw=piece.is_last) for piece in plan.pieces]
         return rows
@@ -261,13 +274,14 @@ class FakeEngine:
     def shutdown(self) -> None:
         """Refuse everything from now on."""
         self.is_shut_down = True
+        self._why_down = "the engine was shut down"
         self._pending = None
         self._sequences.clear()
         self._n_used = 0
 
     def _check_running(self) -> None:
-        if self.is_shut_down:
-            raise EngineDown("the engine was shut down")
+        if self._why_down is not None:
+            raise EngineDown(self._why_down)
 
     def _check_plan(self, plan: StepPlan) -> None:
         ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
@@ -285,11 +299,12 @@ class FakeEngine:
         if n_tokens > self._info.n_batch:
             raise EngineError(f"the plan holds {n_tokens} tokens, at most {self._info.n_batch} are allowed")
         for piece in plan.pieces:
+            if self._sequences[piece.seq_id].drawn is not None:
+                raise EngineError(f"sequence {piece.seq_id} has its prompt already")
             if not piece.tokens:
                 raise EngineError(f"the piece of sequence {piece.seq_id} is empty")
             for token in piece.tokens:
-                if not 0 <= token < N_VOCAB:
-                    raise EngineError(f"token id {token} is outside the vocabulary (0..{N_VOCAB - 1})")
+                _check_token(token)
 
     def _decode(self, seq_id: int) -> FakeRow:
         drawn = self._sequences[seq_id].drawn
@@ -300,14 +315,10 @@ class FakeEngine:
         failures = self._row_failures.get(seq_id)
         if failures:
             error = failures.popleft()
-            if error is RowError.DECODE:
-                self._n_used -= len(sequence.computed)
-                sequence.computed.clear()
-                sequence.drawn = None
-            return FakeRow(seq_id, error=error, message=f"scripted {error.value}")
+            return self._fail(seq_id, error, f"scripted {error.value}")
         n_after = len(sequence.computed) + len(tokens)
         if n_after > self._info.n_ctx_seq or self._n_used + len(tokens) > self._info.n_ctx:
-            return FakeRow(seq_id, error=RowError.CONTEXT_FULL, message="no cell left")
+            return self._fail(seq_id, RowError.CONTEXT_FULL, "no cell left")
         sequence.computed.extend(tokens)
         self._n_used += len(tokens)
         if not draw:
@@ -319,6 +330,14 @@ class FakeEngine:
         sequence.drawn = token
         is_eog = token == EOS
         return FakeRow(seq_id, token, is_eog, bytes([token]) if token < EOS else b"")
+
+    def _fail(self, seq_id: int, error: RowError, message: str) -> FakeRow:
+        if error is not RowError.CONTEXT_FULL:
+            sequence = self._sequences[seq_id]
+            self._n_used -= len(sequence.computed)
+            sequence.computed.clear()
+            sequence.drawn = None
+        return FakeRow(seq_id, error=error, message=message)
 
 
 def _check_token(token: int, param: str = "prompt") -> None:

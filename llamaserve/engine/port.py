@@ -8,6 +8,12 @@ calls; the real engine runs the work on its one native worker. Laws, tested on b
 - A bad row fails alone: its output carries an error, the other rows are as if it had not been there.
 - One sequence is a batch of one; there is no second path.
 - A decode row names a sequence, not a token: the engine holds the last token it drew.
+- A bad plan is refused whole and changes nothing. A prompt ends with its last piece: a sequence that has drawn takes no
+  other.
+- A step whose flag was set before it was submitted is stopped. A stopped row leaves its sequence open and empty: no
+  cell, nothing drawn.
+- After ``shutdown`` there are errors, never a crash: EngineDown from ``open`` and ``submit``, EngineError for the
+  ticket of a step that was outstanding.
 """
 
 from __future__ import annotations
@@ -70,11 +76,6 @@ class StepPlan:
     """Sequence ids that decode the token they drew last."""
     pieces: Sequence[PromptPiece] = ()
 
-    @property
-    def n_rows(self) -> int:
-        """Rows of the step."""
-        return len(self.decode) + len(self.pieces)
-
 
 class RowOutput(Protocol):
     """What a step did for one row. Implemented by the native module and by the fake."""
@@ -124,6 +125,7 @@ class ModelInfo:
     n_ctx_seq: int
     """Most tokens one sequence may hold."""
     n_batch: int
+    """Most tokens in a step; at least ``n_slots``, so that all sequences decode in one."""
     n_ubatch: int
     n_slots: int
     chat_template: str | None
@@ -156,18 +158,20 @@ class Engine(Protocol):
 
     def open(self, spec: SequenceSpec) -> None:
         """Start an empty sequence with a sampler of its own. Raises EngineError if the id is open or out of range,
-        BadToken if a logit bias names a token outside the vocabulary."""
+        BadToken if a logit bias names a token outside the vocabulary, EngineDown."""
 
     def submit(self, plan: StepPlan, flag: StepFlag | None = None) -> Ticket:
         """Hand a step to the worker and return at once.
 
         Raises EngineError, and submits nothing, when a ticket is outstanding, the plan is empty, holds more than
-        ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty, or a decode row has
-        drawn no token yet; BadToken when a piece has a token outside the vocabulary.
+        ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty or its sequence has drawn
+        a token, or a decode row has drawn none yet; BadToken when a piece has a token outside the vocabulary;
+        EngineDown when there is no context any more.
         """
 
     def collect(self, ticket: Ticket) -> Sequence[RowOutput]:
-        """Wait for the step; one output for each row, in plan order."""
+        """Wait for the step; one output for each row, in plan order. Raises EngineError for a ticket that is not
+        outstanding."""
 
     def step(self, plan: StepPlan, flag: StepFlag | None = None) -> Sequence[RowOutput]:
         """``collect(submit(plan))``."""

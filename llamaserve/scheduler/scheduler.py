@@ -15,13 +15,7 @@ from dataclasses import dataclass
 
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan
-from llamaserve.errors import (
-    Cancelled,
-    ContextFull,
-    DecodeFailed,
-    EngineDown,
-    LlamaServeError,
-)
+from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError
 from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest, TextDelta, Timings
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.finish import finish_reason
@@ -29,8 +23,8 @@ from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
 from llamaserve.scheduler.kv_pressure import FullRow, choose_victim
 from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
 from llamaserve.scheduler.slot import Slot, SlotState, Work, choose_slot
-from llamaserve.scheduler.stats import SchedulerStats
-from llamaserve.scheduler.tick_policy import StepKind, choose_decode_rows, choose_step_kind, prompt_budget
+from llamaserve.scheduler.stats import Counters, SchedulerStats
+from llamaserve.scheduler.tick_policy import StepKind, choose_step_kind, prompt_budget
 
 MAX_CONSECUTIVE_FAILED_STEPS = 8  # E11
 
@@ -74,19 +68,11 @@ class Scheduler:
         self._running: dict[str, Slot] = {}
         self._waiting: OrderedDict[str, Submit] = OrderedDict()
         self._events: list[tuple[str, Event]] = []
+        self._counters = Counters()
         self._last_kind = StepKind.DECODE
-        self._last_decoded = -1
         self._n_failed_steps = 0
         self._is_stopped = False
         self._n_admitted = 0
-        self._used_cells = 0
-        self._ticks = 0
-        self._decode_tokens = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
-        self._requests_done = 0
-        self._requests_cancelled = 0
-        self._requests_failed = 0
 
     # Any thread.
 
@@ -115,25 +101,8 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Numbers as they are now; taken between two phases they may be one row apart."""
-        states = [slot.state for slot in self._slots]
-        idle_slots = states.count(SlotState.IDLE)
-        return SchedulerStats(
-            active_slots=len(states) - idle_slots,
-            prefilling_slots=states.count(SlotState.PREFILLING),
-            idle_slots=idle_slots,
-            queue_depth=len(self._waiting),
-            n_slots=self._info.n_slots,
-            n_batch=self._info.n_batch,
-            n_ctx=self._info.n_ctx,
-            used_cells=self._used_cells,
-            ticks=self._ticks,
-            decode_tokens=self._decode_tokens,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
-            requests_done=self._requests_done,
-            requests_cancelled=self._requests_cancelled,
-            requests_failed=self._requests_failed,
-            queue_rejects=self._inbox.n_rejected,
+        return self._counters.snapshot(
+            self._info, self._slots, queue_depth=len(self._waiting), queue_rejects=self._inbox.n_rejected
         )
 
     # Scheduler thread only.
@@ -156,7 +125,7 @@ class Scheduler:
             outputs = self._run(step)
             if outputs is not None:
                 self._apply(step, outputs)
-        self._used_cells = self._engine.used_cells()
+        self._counters.used_cells = self._engine.used_cells()
         self._deliver()
         return took or step is not None
 
@@ -183,7 +152,7 @@ class Scheduler:
             self._cancel_now(command.request_id)
         elif isinstance(command, Stop):
             self._is_stopped = True
-            self._shut_down(self._inbox.refusal or EngineDown("the engine was stopped"))
+            self._shut_down(self._refusal())
 
     def _cancel_now(self, request_id: str) -> None:
         slot = self._running.get(request_id)
@@ -203,6 +172,9 @@ class Scheduler:
             request_id, entry = self._waiting.popitem(last=False)
             try:
                 self._engine.open(SequenceSpec(slot.seq_id, entry.request.sampling))
+            except EngineDown as error:
+                self._give_up(error)  # and answers this one with all the others
+                return
             except Exception as error:
                 _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
                 self._engine.close(slot.seq_id)
@@ -226,20 +198,14 @@ class Scheduler:
         kind = choose_step_kind(
             n_decoding=len(decoding),
             n_prefilling=n_prefilling,
-            n_batch=self._info.n_batch,
             mixed_step=self._config.mixed_step,
             last_kind=self._last_kind,
         )
         if kind is None:
             return None
         self._last_kind = kind
-        rows: Sequence[int] = ()
-        pieces: Sequence[PromptPiece] = ()
-        if kind is not StepKind.PROMPT:
-            rows = choose_decode_rows(decoding, n_batch=self._info.n_batch, last_seq_id=self._last_decoded)
-            self._last_decoded = rows[-1] if rows else -1
-        if kind is not StepKind.DECODE:
-            pieces = self._cut_pieces(kind, len(rows))
+        rows = [] if kind is StepKind.PROMPT else decoding
+        pieces = [] if kind is StepKind.DECODE else self._cut_pieces(kind, len(rows))
         slots = [self._slots[seq_id] for seq_id in rows]
         slots += [self._slots[piece.seq_id] for piece in pieces]
         return _Step(StepPlan(rows, pieces), slots)
@@ -269,9 +235,12 @@ class Scheduler:
         """The outputs of a step; None if it failed as a whole, its requests are answered then."""
         flag = self._engine.new_flag()
         self._inbox.begin_step([slot.working.request.request_id for slot in step.slots], flag)
-        self._ticks += 1
+        self._counters.ticks += 1
         try:
             outputs = self._engine.collect(self._engine.submit(step.plan, flag))
+        except EngineDown as error:
+            self._give_up(error)
+            return None
         except Exception as error:
             _logger.exception("a step of %d rows failed", len(step.slots))
             self._fail_step(step, f"{type(error).__name__}: {error}")
@@ -319,7 +288,7 @@ class Scheduler:
                 continue
             has_success = True
             if index < n_decoding:
-                self._decode_tokens += 1
+                self._counters.decode_tokens += 1
                 self._take_token(slot, output, now)
             else:
                 self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
@@ -333,7 +302,7 @@ class Scheduler:
     def _take_piece(self, slot: Slot, piece: PromptPiece, output: RowOutput, now: float) -> None:
         n_tokens = len(piece.tokens)
         slot.working.n_prefilled += n_tokens
-        self._prompt_tokens += n_tokens
+        self._counters.prompt_tokens += n_tokens
         if piece.is_last:
             slot.generate()
             self._take_token(slot, output, now)
@@ -350,7 +319,7 @@ class Scheduler:
         text = ""
         if not is_eog:
             work.n_generated += 1
-            self._generated_tokens += 1
+            self._counters.generated_tokens += 1
             text = work.text.push(output.piece)
         request = work.request
         reason = finish_reason(
@@ -387,7 +356,7 @@ class Scheduler:
             if self._inbox.is_cancelled(work.request.request_id):
                 return Cancelled()
             if self._inbox.is_stopping:
-                return self._inbox.refusal or EngineDown("the engine was stopped")
+                return self._refusal()
             return DecodeFailed("the step was stopped, though its request was not cancelled")
         return DecodeFailed(f"llama.cpp could not compute the step: {message}")
 
@@ -396,7 +365,7 @@ class Scheduler:
     def _end(self, slot: Slot, event: Finished | Failed) -> None:
         """Free a slot and answer its request."""
         request_id = slot.release().request.request_id
-        slot.last_used_tick = self._ticks
+        slot.last_used_tick = self._counters.ticks
         del self._running[request_id]
         self._engine.close(slot.seq_id)
         self._answer(request_id, event)
@@ -404,25 +373,36 @@ class Scheduler:
     def _answer(self, request_id: str, event: Finished | Failed) -> None:
         self._events.append((request_id, event))
         self._inbox.leave(request_id)
-        if isinstance(event, Finished):
-            self._requests_done += 1
-        elif isinstance(event.error, Cancelled):
-            self._requests_cancelled += 1
-        else:
-            self._requests_failed += 1
+        self._counters.count_end(event)
+
+    def _refusal(self) -> EngineDown:
+        """Why requests are refused, as an exception of its own: consumers raise them in several threads."""
+        refusal = self._inbox.refusal
+        return EngineDown("the engine was stopped") if refusal is None else EngineDown(*refusal.args)
+
+    def _give_up(self, error: EngineDown) -> None:
+        """The engine will compute nothing more."""
+        _logger.error("the engine is down: %s", error)
+        self._shut_down(error)
 
     def _shut_down(self, error: EngineDown) -> None:
         """Answer everything and take nothing more. Answers by the list of live requests, not by slot and queue, so
-        that nobody is left out whatever state they are in."""
+        that nobody is left out whatever state they are in; and before it asks anything of the engine."""
         self._inbox.refuse(error)
         self._waiting.clear()
         self._running.clear()
+        for request_id in self._inbox.leave_all():
+            self._answer(request_id, Failed(EngineDown(*error.args)))
         for slot in self._slots:
             if slot.state is not SlotState.IDLE:
                 slot.release()
-                self._engine.close(slot.seq_id)
-        for request_id in self._inbox.leave_all():
-            self._answer(request_id, Failed(EngineDown(*error.args)))
+                self._close_anyway(slot.seq_id)
+
+    def _close_anyway(self, seq_id: int) -> None:
+        try:
+            self._engine.close(seq_id)
+        except Exception:
+            _logger.exception("sequence %d could not be closed", seq_id)
 
     # Phase 6: deliver.
 
@@ -440,7 +420,7 @@ class Scheduler:
                 self._check_work(slot, slot.work)
         busy = {slot.seq_id for slot in self._slots if slot.work is not None}
         assert {slot.seq_id for slot in self._running.values()} == busy
-        just_freed = all(slot.last_used_tick == self._ticks for slot in self._slots if slot.work is None)
+        just_freed = all(slot.last_used_tick == self._counters.ticks for slot in self._slots if slot.work is None)
         assert not self._waiting or just_freed, "a request waits beside a slot that was idle all the tick"
         assert not self._running.keys() & self._waiting.keys()
         assert self._running.keys() | self._waiting.keys() <= self._inbox.live

@@ -62,10 +62,11 @@ class SchedulerThread:
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
             is_started = self._is_started
-        if is_first:
-            self._scheduler.stop(EngineDown("the server is shutting down"))
-            if not is_started:
-                self._engine.shutdown()
+            if is_first:
+                # Under the lock: a submit that finds no thread to start must find the refusal.
+                self._scheduler.stop(EngineDown("the server is shutting down"))
+        if is_first and not is_started:
+            self._engine.shutdown()
         # A garbage collection may close from the scheduler thread itself, which cannot wait for its own end.
         if is_started and threading.current_thread() is not self._thread:
             self._thread.join()

@@ -1,13 +1,13 @@
 """What a step holds: decode rows, prompt pieces, or both. Pure.
 
-Decode rows come first: a running stream must not wait for somebody's prompt. A step that cannot hold both gives the
-two kinds turns, so neither waits for more than one step of the other (K9, K105).
+Decode rows come first: a running stream must not wait for somebody's prompt. A batch has room for a row of each slot,
+so beside a prompt there is always some for a piece of it. Where steps may not be mixed the two kinds take turns, so
+neither waits for more than one step of the other (K9, K105).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
 
 class StepKind(enum.Enum):
@@ -21,33 +21,19 @@ class StepKind(enum.Enum):
     """All decode rows, and prompt pieces in the room that is left."""
 
 
-def choose_step_kind(
-    *, n_decoding: int, n_prefilling: int, n_batch: int, mixed_step: bool, last_kind: StepKind
-) -> StepKind | None:
+def choose_step_kind(*, n_decoding: int, n_prefilling: int, mixed_step: bool, last_kind: StepKind) -> StepKind | None:
     """The kind of the next step; None when no sequence has anything to compute."""
     if n_prefilling == 0:
         return StepKind.DECODE if n_decoding else None
-    if mixed_step and n_decoding < n_batch:
+    if mixed_step:
         return StepKind.MIXED
     if n_decoding == 0:
         return StepKind.PROMPT
     return StepKind.DECODE if last_kind is StepKind.PROMPT else StepKind.PROMPT
 
 
-def choose_decode_rows(decoding: Sequence[int], *, n_batch: int, last_seq_id: int) -> Sequence[int]:
-    """The sequences that decode in a step: all, or ``n_batch`` of them in turn when there are more.
-
-    ``decoding`` is ascending; the turn goes on after ``last_seq_id``, the last row of the step before.
-    """
-    if len(decoding) <= n_batch:
-        return decoding
-    turn = [seq_id for seq_id in decoding if seq_id > last_seq_id]
-    turn += [seq_id for seq_id in decoding if seq_id <= last_seq_id]
-    return turn[:n_batch]
-
-
 def prompt_budget(*, n_decoding: int, n_batch: int, prefill_chunk: int) -> int:
-    """Prompt tokens a step may hold beside ``n_decoding`` decode rows.
+    """Prompt tokens a step may hold beside ``n_decoding`` decode rows; at least 1, for the slot whose prompt it is.
 
     While something decodes, all pieces of the step together stay within one chunk: the chunk is what bounds the
     time between two tokens of a stream. ``prefill_chunk`` 0 means up to ``n_batch``.

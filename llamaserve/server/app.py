@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -13,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llamaserve import __version__
 from llamaserve.api.openai.errors import error_response, http_error_response
 from llamaserve.api.openai.routes import OpenAIRoutes
 from llamaserve.config import HttpConfig
@@ -20,21 +20,11 @@ from llamaserve.errors import LlamaServeError
 from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.middleware import RequestScope
 from llamaserve.server.probes import Probes
-from llamaserve.service import Service
-
-
-def create_app(
-    load: Callable[[], Service], config: HttpConfig, on_load_failed: Callable[[Exception], None]
-) -> Starlette:
-    """An application that loads its model when it starts and closes it when it stops.
-
-    ``load`` and ``on_load_failed`` run on a thread of their own; until ``load`` returns, /health answers 503.
-    """
-    return build_app(ServiceLoader(load, on_ready=_ignore_ready, on_failed=on_load_failed), config)
 
 
 def build_app(loader: ServiceLoader, config: HttpConfig) -> Starlette:
-    """The application over a loader that was not started yet."""
+    """The application over a loader that was not started yet: it loads the model when it starts, and closes it when it
+    stops. Until the model is there /health answers 503."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
@@ -45,7 +35,7 @@ def build_app(loader: ServiceLoader, config: HttpConfig) -> Starlette:
             await run_in_threadpool(loader.close)
 
     openai = OpenAIRoutes(
-        loader.service, max_body_bytes=config.max_body_bytes, system_fingerprint=f"llamaserve-{_package_version()}"
+        loader.service, max_body_bytes=config.max_body_bytes, system_fingerprint=f"llamaserve-{__version__}"
     )
     app = Starlette(
         routes=[*Probes(loader.service).routes(), *openai.routes()],
@@ -55,10 +45,6 @@ def build_app(loader: ServiceLoader, config: HttpConfig) -> Starlette:
     )
     app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
     return app
-
-
-def _ignore_ready(service: Service) -> None:
-    """Nobody waits for the model of a bare application; /health tells."""
 
 
 async def _answer_our_error(request: Request, error: Exception) -> Response:
@@ -74,10 +60,3 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     }
     message = messages.get(error.status_code, error.detail)
     return http_error_response(error.status_code, message, error.headers)
-
-
-def _package_version() -> str:
-    try:
-        return importlib.metadata.version("llamaserve")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

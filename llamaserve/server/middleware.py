@@ -15,7 +15,8 @@ from llamaserve.api.openai.errors import internal_error_response
 logger = logging.getLogger("llamaserve.http")
 
 REQUEST_ID_HEADER = "x-request-id"
-_SANE_REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
+# Nothing that could end a field of the log line or begin another.
+_SANE_REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 
 
 class RequestScope:
@@ -41,7 +42,7 @@ class RequestScope:
 
 
 def choose_request_id(wish: str | None) -> str:
-    """The client's own id if it is 1 to 128 printable ASCII characters, else a new one."""
+    """The client's own id if it is 1 to 128 ASCII letters, digits and ``_.:-``, else a new one."""
     if wish is not None and _SANE_REQUEST_ID.fullmatch(wish):
         return wish
     return "req-" + secrets.token_hex(12)

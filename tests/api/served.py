@@ -10,16 +10,19 @@ from dataclasses import dataclass
 
 import httpx
 import uvicorn
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from llamaserve.chat.template import ChatTemplate, RenderedChat
 from llamaserve.config import HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
-from llamaserve.server.app import create_app
+from llamaserve.server.app import build_app
+from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.run import bind_socket, server_url
 from llamaserve.service import Service
 
 MODEL = "fake-model"
+PATIENCE_S = 30.0  # for what should take milliseconds
 
 
 class LineTemplate:
@@ -66,7 +69,7 @@ def listening(app: ASGIApp) -> Generator[str, None, None]:
             yield server_url(config.host, listener)
         finally:
             server.should_exit = True
-            thread.join(timeout=20)
+            thread.join(timeout=PATIENCE_S)
     assert not thread.is_alive(), "the server did not stop"
 
 
@@ -80,18 +83,26 @@ def serving(
 ) -> Generator[Served, None, None]:
     """A server over this engine, ready to answer."""
     service = Service(engine, template, scheduler or SchedulerConfig(), MODEL)
-    app = create_app(lambda: service, HttpConfig(max_body_bytes=max_body_bytes), fail_loudly)
-    with listening(app) as url, httpx.Client(base_url=url, timeout=20) as client:
+    app = app_loading(lambda: service, HttpConfig(max_body_bytes=max_body_bytes))
+    with listening(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         wait_until(lambda: client.get("/health").status_code == 200)
         yield Served(client, engine, service)
 
 
+def app_loading(
+    load: Callable[[], Service], config: HttpConfig | None = None, failures: list[Exception] | None = None
+) -> Starlette:
+    """An application that loads its model when it starts; a failed load is kept in ``failures``, or raised."""
+    on_failed = fail_loudly if failures is None else failures.append
+    return build_app(ServiceLoader(load, on_ready=lambda service: None, on_failed=on_failed), config or HttpConfig())
+
+
 def fail_loudly(error: Exception) -> None:
-    """An ``on_load_failed`` for models that load."""
+    """An ``on_failed`` for models that load."""
     raise AssertionError(f"the model was not loaded: {error}")
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     """Poll until the claim holds; fails after the timeout."""
     ends_at = time.monotonic() + timeout_s
     while not is_true():

@@ -251,6 +251,13 @@ def test_a_sampling_value_out_of_range_is_refused_under_the_clients_name(fields:
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("token", ["w" * 60_000, "9" * 4000, "9" * 60_000], ids=["word", "number", "huge number"])
+def test_a_refused_bias_is_not_echoed_at_length(token: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        sampling(logit_bias={token: 1})
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize("bias", [{str(N_VOCAB): 1}, {"-1": 1}, [[N_VOCAB, 1]]], ids=str)
 def test_a_bias_outside_the_vocabulary_is_refused(bias: object) -> None:
     with pytest.raises(BadToken) as caught:

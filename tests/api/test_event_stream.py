@@ -99,7 +99,7 @@ def play(scene: Scene) -> None:
         response = EventStreamResponse(source.stream(), PlainEncoder())
         task = asyncio.ensure_future(response({"type": "http"}, client.receive, client.send))
         await settle()
-        await asyncio.wait_for(scene(client, source, task), timeout=10)
+        await asyncio.wait_for(scene(client, source, task), timeout=30)
         assert source.is_closed
 
     asyncio.run(main())

@@ -18,11 +18,10 @@ import pytest
 from llamaserve.config import HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.errors import ConfigError, EngineDown, ModelLoad
-from llamaserve.server.app import create_app
 from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.run import bind_socket, run_server, server_url
 from llamaserve.service import Service
-from tests.api.served import MODEL, fail_loudly, listening, serving, wait_until
+from tests.api.served import MODEL, PATIENCE_S, app_loading, fail_loudly, listening, serving, wait_until
 
 
 def fake_service(engine: FakeEngine | None = None) -> Service:
@@ -33,13 +32,10 @@ def test_health_is_503_while_the_model_loads_and_200_afterwards() -> None:
     may_load = threading.Event()
 
     def load() -> Service:
-        assert may_load.wait(10)
+        assert may_load.wait(PATIENCE_S)
         return fake_service()
 
-    with (
-        listening(create_app(load, HttpConfig(), fail_loudly)) as url,
-        httpx.Client(base_url=url) as client,
-    ):
+    with listening(app_loading(load)) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         for path in ("/health", "/v1/health", "/v1/models"):
             response = client.get(path)
             assert response.status_code == 503
@@ -57,7 +53,10 @@ def test_a_model_that_cannot_be_loaded_is_reported_once_and_shown_by_health() ->
     def load() -> Service:
         raise ModelLoad("not a GGUF file")
 
-    with listening(create_app(load, HttpConfig(), failures.append)) as url, httpx.Client(base_url=url) as client:
+    with (
+        listening(app_loading(load, failures=failures)) as url,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+    ):
         wait_until(lambda: bool(failures))
         response = client.get("/health")
         assert response.status_code == 503
@@ -79,6 +78,19 @@ def test_health_is_503_when_the_engine_is_down() -> None:
         assert served.complete("a").status_code == 503
 
 
+def test_health_is_503_after_llama_cpp_threw() -> None:
+    """E11: the context is lost; the first request that finds out is answered, and health tells everybody else."""
+    engine = FakeEngine()
+    with serving(engine) as served:
+        engine.lose_context("its context is lost: bad_alloc")
+        first, second = served.complete("a"), served.complete("a")
+        assert (first.status_code, first.json()["error"]["code"]) == (500, "decode_failed")
+        assert (second.status_code, second.json()["error"]["code"]) == (503, "unavailable")
+        health = served.client.get("/health")
+        assert health.status_code == 503
+        assert "bad_alloc" in health.json()["error"]["message"]
+
+
 def test_open_streams_end_with_an_error_event_when_the_service_closes() -> None:
     with serving(FakeEngine(n_ctx=64_000, step_s=0.002)) as served:
         body = {"prompt": "a", "stream": True}
@@ -96,7 +108,7 @@ def test_a_loader_that_is_closed_while_loading_stops_the_load_and_closes_what_it
     calls: list[object] = []
 
     def load() -> Service:
-        assert is_cancelled.wait(10)
+        assert is_cancelled.wait(PATIENCE_S)
         return fake_service(engine)
 
     loader = ServiceLoader(load, on_ready=calls.append, on_failed=calls.append, cancel_load=is_cancelled.set)
@@ -188,13 +200,13 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_open_streams_with_an_error_event_and_the_process_with_0(number: signal.Signals) -> None:
-    with server_process("ready") as process, httpx.Client(base_url=first_line(process), timeout=20) as client:
+    with server_process("ready") as process, httpx.Client(base_url=first_line(process), timeout=PATIENCE_S) as client:
         with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(number)
             *_, last = (line for line in lines if line)
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
 
 
@@ -202,12 +214,12 @@ def test_a_signal_while_loading_ends_the_process() -> None:
     with server_process("slow") as process:
         assert first_line(process) == "loading"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=5) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_process_with_1() -> None:
     with server_process("broken") as process:
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "error: not a GGUF file" in errors
     assert "Traceback" not in errors

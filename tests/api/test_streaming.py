@@ -12,7 +12,7 @@ import pytest
 
 from llamaserve.engine.fake import BOS, FakeEngine
 from llamaserve.errors import DecodeFailed
-from tests.api.served import Served, serving, wait_until
+from tests.api.served import PATIENCE_S, Served, serving, wait_until
 
 
 def payloads(response: httpx.Response) -> Iterator[str]:
@@ -89,7 +89,7 @@ def test_the_first_chunk_waits_for_the_first_token() -> None:
 
 def assert_released(event: threading.Event) -> None:
     """Block until the event is set."""
-    assert event.wait(10)
+    assert event.wait(PATIENCE_S)
 
 
 def test_an_error_after_the_first_token_ends_the_stream_without_an_end_mark() -> None:
@@ -127,7 +127,7 @@ def test_eight_dropped_streams_free_their_slots_with_little_waste() -> None:
                 chunks = payloads(response)
                 for _ in range(4):
                     next(chunks)
-        wait_until(lambda: served.service.stats().idle_slots == 8, timeout_s=2)
+        wait_until(lambda: served.service.stats().idle_slots == 8)
         stats = served.service.stats()
         assert stats.requests_cancelled == 8
         assert stats.generated_tokens < 8 * 60
@@ -138,7 +138,7 @@ def test_eight_dropped_streams_free_their_slots_with_little_waste() -> None:
 def raw_request(served: Served, body: dict[str, object]) -> socket.socket:
     """A completion request on a socket of its own, sent but not read."""
     url = served.client.base_url
-    connection = socket.create_connection((url.host, url.port or 80), timeout=10)
+    connection = socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_S)
     content = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
@@ -152,7 +152,7 @@ def test_a_client_that_leaves_frees_its_slot(stream: bool) -> None:
         connection = raw_request(served, {"prompt": "a", "max_tokens": 20_000, "stream": stream})
         wait_until(lambda: served.service.stats().active_slots == 1)
         connection.close()
-        wait_until(lambda: served.service.stats().active_slots == 0, timeout_s=2)
+        wait_until(lambda: served.service.stats().active_slots == 0)
         assert served.service.stats().requests_cancelled == 1
 
 
@@ -166,9 +166,9 @@ def test_a_client_that_leaves_the_queue_is_never_computed(stream: bool) -> None:
         queued = raw_request(served, {"prompt": "queued", "stream": stream})
         wait_until(lambda: served.service.stats().queue_depth == 1)
         queued.close()
-        wait_until(lambda: served.service.stats().queue_depth == 0, timeout_s=2)
+        wait_until(lambda: served.service.stats().queue_depth == 0)
         running.close()
-        wait_until(lambda: served.service.stats().active_slots == 0, timeout_s=2)
+        wait_until(lambda: served.service.stats().active_slots == 0)
     computed = [piece.tokens for plan in engine.plans for piece in plan.pieces]
     assert [list(tokens) for tokens in computed] == [[BOS, ord("a")]]
 

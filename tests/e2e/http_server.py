@@ -12,9 +12,10 @@ import httpx
 import uvicorn
 
 from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig
-from llamaserve.engine.native import NativeEngine
+from llamaserve.load_service import load_service
 from llamaserve.models import DEFAULT_MODEL, resolve
-from llamaserve.server.app import create_app
+from llamaserve.server.app import build_app
+from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.run import bind_socket, server_url
 from llamaserve.service import Service
 
@@ -38,17 +39,14 @@ def real_server() -> Generator[RealServer, None, None]:
 
     def load() -> Service:
         config = EngineConfig(resolve(DEFAULT_MODEL), n_ctx=N_CTX, n_slots=N_SLOTS, n_threads=1)
-        engine = NativeEngine.load(config)
-        services.append(Service(engine, engine.chat_template, SchedulerConfig(), MODEL_NAME))
-        return services[0]
+        return load_service(config, SchedulerConfig(), MODEL_NAME)
 
     services: list[Service] = []
     failures: list[Exception] = []
+    loader = ServiceLoader(load, on_ready=services.append, on_failed=failures.append)
     config = HttpConfig(port=0)
     with bind_socket(config) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(load, config, failures.append), log_config=None, access_log=False, ws="none")
-        )
+        server = uvicorn.Server(uvicorn.Config(build_app(loader, config), log_config=None, access_log=False, ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="e2e-server")
         thread.start()
         try:
@@ -64,7 +62,7 @@ def real_server() -> Generator[RealServer, None, None]:
     assert not thread.is_alive(), "the server did not stop"
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Poll until the claim holds; fails after the timeout."""
     ends_at = time.monotonic() + timeout_s
     while not is_true():

@@ -120,6 +120,16 @@ def test_a_file_that_is_no_model_ends_with_one_line(
     assert "bad.gguf" in done.stderr
 
 
+@pytest.mark.parametrize("command", [["complete", "hi"], ["serve", "--port", "0"]], ids=["complete", "serve"])
+def test_a_context_larger_than_memory_ends_with_one_line(model_path: Path, command: list[str]) -> None:
+    """K18: before the memory is taken."""
+    done = llamaserve(*command, "-c", "2000000000")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("llamaserve: error: n_ctx is 2000000000: ")
+    assert "GiB" in done.stderr
+
+
 def test_a_port_in_use_ends_with_one_line(model_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

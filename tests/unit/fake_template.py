@@ -12,8 +12,8 @@ class FakeTemplate:
     """Writes "role:content" lines and asks for a stop at "|"."""
 
     def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
-        """Raises BadTemplate when there is no message."""
-        if not messages:
-            raise BadTemplate("messages is empty: a conversation has at least 1 message")
+        """Raises BadTemplate when the last message is "unspeakable"."""
+        if messages and messages[-1]["content"] == "unspeakable":
+            raise BadTemplate("the template does not write 'unspeakable'")
         lines = [f"{message['role']}:{message['content']}\n" for message in messages]
         return RenderedChat(prompt="".join([*lines, "assistant:" if add_generation_prompt else ""]), stops=("|",))

@@ -40,6 +40,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         ("n_threads", -1),
         ("n_threads_batch", 1025),
         ("n_gpu_layers", -1),
+        ("n_slots", True),
     ],
 )
 def test_an_engine_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
@@ -48,15 +49,44 @@ def test_an_engine_option_that_cannot_work_is_refused_by_name(name: str, value: 
         EngineConfig(Path("model.gguf"), **{name: value})  # type: ignore[arg-type]  # that is the point
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_queue", -1), ("prefill_chunk", -1), ("max_queue", None)])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("model_path", "model.gguf", "a Path"),
+        ("profile", "parity", "a Profile"),
+        ("flash_attention", "on", "a FlashAttention"),
+        ("use_mmap", 1, "True or False"),
+        ("use_mlock", "no", "True or False"),
+        ("check_tensors", None, "True or False"),
+        ("swa_full", "false", "True or False"),
+    ],
+)
+def test_an_engine_option_of_the_wrong_type_is_refused_by_name(name: str, value: object, expected: str) -> None:
+    """K18: a string that looks like a profile would silently be the other one."""
+    with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be {expected}$"):
+        EngineConfig(**{"model_path": Path("model.gguf"), name: value})  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_batch_smaller_than_the_slots_is_refused() -> None:
+    """K18: llama.cpp aborts the process on it."""
+    with pytest.raises(ConfigError, match=r"^n_batch is 3: it must be at least n_slots, 4$"):
+        EngineConfig(Path("model.gguf"), n_slots=4, n_batch=3)
+    assert EngineConfig(Path("model.gguf"), n_slots=4, n_batch=4).n_batch == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_queue", -1), ("prefill_chunk", -1), ("max_queue", None), ("mixed_step", "off")]
+)
 def test_a_scheduler_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is {value}"):
+    with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be"):
         SchedulerConfig(**{name: value})  # type: ignore[arg-type]  # that is the point
 
 
-@pytest.mark.parametrize(("name", "value"), [("port", -1), ("port", 65536), ("max_body_bytes", 0)])
-def test_an_http_option_that_cannot_work_is_refused_by_name(name: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is {value}"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("port", -1), ("port", 65536), ("port", "80"), ("max_body_bytes", 0), ("host", None)]
+)
+def test_an_http_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be"):
         HttpConfig(**{name: value})  # type: ignore[arg-type]  # fields have many types
 
 

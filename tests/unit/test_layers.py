@@ -16,6 +16,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api",),
     ("__init__",),
     ("server_api",),
+    ("text_stream", "request_options", "load_service"),
+    ("completion",),
     ("service",),
     ("scheduler",),
     ("engine.native", "engine.fake", "engine.memory_check", "models"),

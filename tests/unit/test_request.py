@@ -50,6 +50,14 @@ def test_the_sampling_defaults_are_those_of_llama_cpp() -> None:
         ("logit_bias", {1: 101.0}),
         ("logit_bias", {1: math.nan}),
         ("logit_bias", {1: math.inf}),
+        ("logit_bias", {3: "x"}),
+        ("logit_bias", {3: True}),
+        ("logit_bias", {"3": 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", [1]),
+        ("logit_bias", None),
+        ("ignore_eos", "false"),
+        ("ignore_eos", 1),
     ],
 )
 def test_a_sampling_value_outside_its_range_is_refused_by_name(name: str, value: object) -> None:
@@ -77,18 +85,40 @@ def test_the_ends_of_a_range_are_inside(name: str, value: object) -> None:
     assert getattr(SamplingParams(**{name: value}), name) == value  # type: ignore[arg-type]  # fields have many types
 
 
+@pytest.mark.parametrize(("name", "value"), [("temperature", "x" * 5000), ("logit_bias", {"9" * 5000: 1.0})])
+def test_a_refusal_never_echoes_a_long_value(name: str, value: object) -> None:
+    with pytest.raises(BadSampler, match=f"^{name} is ") as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]  # that is the point
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("name", "value"),
     [
-        ({}, False),
-        ({"repeat_penalty": 1.1}, True),
-        ({"frequency_penalty": 0.1}, True),
-        ({"presence_penalty": -0.1}, True),
-        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
+        ("request_id", 7),
+        ("prompt", None),
+        ("prompt", "text"),
+        ("prompt", b"bytes"),
+        ("prompt", [1, 2]),
+        ("prompt", (1, "2")),
+        ("prompt", (1, True)),
+        ("prompt", (1, 2.0)),
+        ("max_tokens", "8"),
+        ("max_tokens", True),
+        ("stop", (7,)),
+        ("stop", ("ok", None)),
+        ("stop", "end"),
+        ("stop", None),
+        ("sampling", None),
+        ("sampling", {"temperature": 1}),
     ],
 )
-def test_penalties_are_on_when_one_of_them_has_an_effect(changes: dict[str, float], expected: bool) -> None:
-    assert SamplingParams(**changes).has_penalties is expected  # type: ignore[arg-type]  # repeat_last_n is an int here
+def test_a_field_of_the_wrong_type_is_refused_by_name(name: str, value: object) -> None:
+    """K27: as ours, so that a caller who catches LlamaServeError gets it."""
+    fields: dict[str, object] = {"request_id": "r", "prompt": (1,), name: value}
+    with pytest.raises(BadRequest, match=f"^{name} ") as caught:
+        GenerationRequest(**fields)  # type: ignore[arg-type]  # that is the point
+    assert caught.value.param == name
 
 
 @pytest.mark.parametrize("max_tokens", [0, -1])

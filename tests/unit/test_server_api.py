@@ -7,14 +7,14 @@ import dataclasses
 import gc
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy
 import pytest
 
-from llamaserve import Server, server_api
+from llamaserve import Server, load_service
 from llamaserve.chat.template import ChatTemplate
 from llamaserve.config import EngineConfig, FlashAttention, Profile, SchedulerConfig
 from llamaserve.engine.fake import BOS, EOS, FakeEngine, scripted
@@ -33,7 +33,7 @@ from llamaserve.errors import (
     UnknownOption,
 )
 from llamaserve.request import FinishReason, SamplingParams
-from llamaserve.server_api import SamplingOptions
+from llamaserve.request_options import RequestOptions, SamplingOptions
 from llamaserve.service import Service
 from tests.unit.fake_template import FakeTemplate
 
@@ -249,6 +249,11 @@ def test_an_unknown_keyword_names_the_closest_one(server: Server) -> None:
 def test_every_sampling_parameter_is_a_keyword_and_reaches_the_engine(served: Served) -> None:
     """S39, K34."""
     assert SamplingOptions.__annotations__.keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+    assert RequestOptions.__annotations__.keys() - SamplingOptions.__annotations__ == {
+        "max_tokens",
+        "stop",
+        "timeout_s",
+    }
     given: SamplingOptions = {
         "temperature": 0.5,
         "top_k": 7,
@@ -277,6 +282,8 @@ def test_bad_values_raise_before_anything_is_queued(served: Served) -> None:
         server.generate("p", stop="")
     with pytest.raises(BadRequest, match="stop holds 7"):
         server.generate("p", stop=[7])  # type: ignore[list-item]  # that is the point
+    with pytest.raises(BadRequest, match="stop is None"):
+        server.generate("p", stop=None)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(BadRequest, match="timeout_s"):
         server.generate("p", timeout_s=0)
     with pytest.raises(BadToken):
@@ -290,8 +297,30 @@ def test_a_model_without_a_template_cannot_chat() -> None:
 
 
 def test_a_template_that_refuses_the_messages_says_so(server: Server) -> None:
-    with pytest.raises(BadTemplate, match="at least 1 message"):
-        server.chat([])
+    with pytest.raises(BadTemplate, match="does not write 'unspeakable'"):
+        server.chat([{"role": "user", "content": "unspeakable"}])
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "is empty: it must have at least 1 message"),
+        ("hi", "is 'hi'"),
+        (None, "is None"),
+        ([HI[0], 7], r"\[1\] is 7"),
+    ],
+)
+def test_messages_that_are_none_are_refused_before_the_template_sees_them(
+    server: Server, messages: Any, says: str
+) -> None:
+    """As over HTTP: a template would write a prompt out of nothing."""
+    with pytest.raises(BadRequest, match=f"^messages.*{says}") as caught:
+        server.chat(messages)
+    assert caught.value.param == "messages"
+    with pytest.raises(BadRequest):
+        server.chat_stream(messages)
+    with pytest.raises(BadRequest):
+        asyncio.run(server.achat(messages))
 
 
 def test_tokens_become_text_again(server: Server) -> None:
@@ -339,7 +368,7 @@ class LoadedEngine(FakeEngine):
     chat_template = FakeTemplate()
 
     @classmethod
-    def load(cls, config: EngineConfig) -> LoadedEngine:
+    def load(cls, config: EngineConfig, progress: Callable[[float], bool] | None) -> LoadedEngine:
         """Remembers the options."""
         cls.configs.append(config)
         return cls(n_slots=config.n_slots)
@@ -404,6 +433,6 @@ def test_the_parity_profile_computes_prompts_alone_unless_told_otherwise(
             seen.append(config)
             super().__init__(engine, template, config, model_name)
 
-    monkeypatch.setattr(server_api, "Service", RecordingService)
+    monkeypatch.setattr(load_service, "Service", RecordingService)
     with Server(model, **options):
         assert [config.mixed_step for config in seen] == [mixed_step]

@@ -26,10 +26,11 @@ from llamaserve.errors import (
     QueueFull,
 )
 from llamaserve.request import Event, Failed, Finished, GenerationRequest, TextDelta
+from llamaserve.scheduler.thread import SchedulerThread
 from llamaserve.service import Service
 from tests.unit.scheduler.harness import SetClock
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 def request(request_id: str = "r", max_tokens: int | None = 5, prompt: bytes = b"hello") -> GenerationRequest:
@@ -247,6 +248,50 @@ def test_a_loop_that_was_closed_frees_its_slots_and_harms_nobody() -> None:
     gc.collect()
 
 
+def test_a_consumer_that_closes_late_does_not_harm_the_next_request_of_its_id() -> None:
+    """Its loop was closed and its request given up long ago."""
+    gate = Gate()
+    gate.is_open.set()
+    service = serve(FakeEngine(n_slots=1, n_ctx=1_000_000, before_step=gate))
+    loop = asyncio.new_event_loop()
+    old = service.stream(request(max_tokens=None))
+    loop.run_until_complete(anext(old))
+    loop.close()
+    until_idle(service)
+    gate.is_open.clear()
+    gate.entered.clear()
+    answer: list[Event] = []
+    new = threading.Thread(target=lambda: answer.extend(service.stream_blocking(request(), timeout_s=PATIENCE_S)))
+    new.start()
+    assert gate.entered.wait(PATIENCE_S)
+    asyncio.run(old.aclose())
+    gate.is_open.set()
+    new.join()
+    assert [type(event) for event in answer] == [TextDelta] * 5 + [Finished]
+    service.close()
+
+
+def test_an_id_is_not_free_before_its_consumer_has_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes the id in between would be the one that is cancelled."""
+    service = serve()
+    cancel = SchedulerThread.cancel
+    answers: list[list[Event]] = []
+
+    def reuse_then_cancel(thread: SchedulerThread, request_id: str) -> bool:
+        monkeypatch.undo()
+        with pytest.raises(BadRequest, match="in use"):
+            answers.append(list(service.stream_blocking(request())))
+        return cancel(thread, request_id)
+
+    stream = service.stream_blocking(request())
+    for event in stream:
+        if isinstance(event, Finished):
+            monkeypatch.setattr(SchedulerThread, "cancel", reuse_then_cancel)
+    assert SchedulerThread.cancel is cancel, "the consumer left without a cancel"
+    assert answers == []
+    service.close()
+
+
 def test_a_request_cancelled_by_another_ends_with_cancelled() -> None:
     """S53: its consumer hears of it."""
     gate = Gate()
@@ -322,6 +367,45 @@ def test_a_slow_reader_holds_no_slot_after_its_time_limit() -> None:
     service.close()
 
 
+async def let_time_pass(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Move the clock of the running loop on, so that its timers are due."""
+    loop = asyncio.get_running_loop()
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + seconds)
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_a_slow_task_holds_no_slot_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K7: as a slow thread, also when it never comes back to read."""
+    service = serve(FakeEngine(n_slots=1, n_ctx=1_000_000))
+
+    async def check() -> None:
+        stream = service.stream(request(max_tokens=None), timeout_s=100)
+        events = [await anext(stream)]
+        await let_time_pass(monkeypatch, 200)
+        await asyncio.to_thread(until_idle, service)
+        assert service.stats().requests_cancelled == 1
+        assert isinstance(error_of([*events, *await collect(stream)]), DeadlineExceeded)
+
+    asyncio.run(check())
+    service.close()
+
+
+def test_a_slow_task_still_gets_what_was_done_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = serve(FakeEngine(n_slots=1))
+
+    async def check() -> None:
+        stream = service.stream(request(), timeout_s=100)
+        first = await anext(stream)
+        await asyncio.to_thread(until_idle, service)
+        await let_time_pass(monkeypatch, 200)
+        assert [type(event) for event in (first, *await collect(stream))] == [TextDelta] * 5 + [Finished]
+
+    asyncio.run(check())
+    service.close()
+
+
 def test_a_slow_reader_still_gets_what_was_done_in_time() -> None:
     clock = SetClock()
     service = Service(FakeEngine(n_slots=1), None, SchedulerConfig(), "fake", clock=clock)
@@ -352,7 +436,7 @@ def test_time_enough_changes_nothing(service: Service) -> None:
     assert isinstance(list(service.stream_blocking(request(), timeout_s=PATIENCE_S))[-1], Finished)
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf"), "5", True])
 def test_a_time_limit_is_a_number_above_zero(service: Service, timeout_s: float) -> None:
     with pytest.raises(BadRequest, match="timeout_s"):
         next(service.stream_blocking(request(), timeout_s=timeout_s))

@@ -44,6 +44,7 @@ def test_every_command_has_help_that_loads_nothing(run: Run, fake: FakeParts, co
         ["complete", "x", "-n", "-2"],
         ["complete", "x", "-c", "0"],
         ["complete", "x", "--temp", "hot"],
+        ["serve", "-c", "0"],
         ["serve", "-np", "0"],
         ["serve", "-np", "257"],
         ["serve", "--port", "65536"],
@@ -57,6 +58,14 @@ def test_a_wrong_usage_ends_with_2_and_loads_nothing(run: Run, fake: FakeParts, 
     assert (ended.code, ended.out) == (2, "")
     assert ended.err
     assert fake.resolved == []
+
+
+def test_a_batch_smaller_than_the_slots_ends_with_1_and_names_both(run: Run, fake: FakeParts) -> None:
+    """K18"""
+    ended = run("serve", "-b", "3", "-np", "4")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.splitlines()[-1] == "llamaserve: error: n_batch is 3: it must be at least n_slots, 4"
+    assert fake.engine_configs == []
 
 
 def test_an_error_of_ours_is_one_line_and_ends_with_1(run: Run) -> None:
@@ -78,7 +87,7 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert (engine.flash_attention, engine.profile) == (FlashAttention.ON, Profile.PARITY)
     assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
-    assert (http.host, http.port, http.alias) == ("0.0.0.0", 9000, "tiny")
+    assert (http.host, http.port) == ("0.0.0.0", 9000)
     assert fake.names == ["tiny"]
 
 
@@ -87,7 +96,7 @@ def test_without_flags_serve_takes_the_defaults_of_the_configurations(run: Run, 
     assert fake.resolved == ["smollm2"]
     assert fake.engine_configs[0] == type(fake.engine_configs[0])(model_path=MODEL_PATH)
     assert fake.scheduler_configs[0] == type(fake.scheduler_configs[0])()
-    assert fake.http_configs[0] == type(fake.http_configs[0])(alias="smollm2")
+    assert fake.http_configs[0] == type(fake.http_configs[0])()
     assert fake.names == ["smollm2"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeFlag, letters, scripted
 from llamaserve.engine.port import PromptPiece, RowError, SequenceSpec, StepPlan
-from llamaserve.errors import BadToken, EngineError
+from llamaserve.errors import BadToken, ConfigError, EngineDown, EngineError
 from llamaserve.request import SamplingParams
 from tests.engine_laws import FINAL_LAWS, GREEDY, LAWS, Law, start
 
@@ -66,6 +66,26 @@ def test_a_scripted_step_failure_is_raised_once() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         engine.step(StepPlan(decode=[0]))
     assert engine.step(StepPlan(decode=[0]))[0].error is None
+
+
+def test_a_lost_context_fails_its_step_and_refuses_everything_later() -> None:
+    """As llama.cpp throwing: closing still works."""
+    engine = FakeEngine()
+    start(engine, 0)
+    start(engine, 1)
+    engine.lose_context("bad_alloc")
+    rows = engine.step(StepPlan(decode=[0, 1]))
+    assert [(row.error, row.message) for row in rows] == [(RowError.DECODE, "bad_alloc")] * 2
+    with pytest.raises(EngineDown, match="bad_alloc"):
+        engine.open(SequenceSpec(2, GREEDY))
+    with pytest.raises(EngineDown, match="bad_alloc"):
+        engine.submit(StepPlan(decode=[0]))
+    assert engine.close(0)
+
+
+def test_a_batch_smaller_than_the_slots_is_refused() -> None:
+    with pytest.raises(ConfigError, match="n_batch is 3: it must be at least n_slots, 4"):
+        FakeEngine(n_batch=3)
 
 
 def test_the_cells_are_shared_by_all_sequences() -> None:

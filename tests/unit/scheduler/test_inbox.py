@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from llamaserve.engine.fake import FakeFlag
 from llamaserve.errors import BadRequest, EngineDown, QueueFull
 from llamaserve.request import GenerationRequest
-from llamaserve.scheduler.inbox import Cancel, Inbox, Stop, Submit
+from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
+
+PATIENCE_S = 30.0
 
 
 def request(request_id: str) -> GenerationRequest:
@@ -127,5 +134,94 @@ def test_a_waiting_thread_wakes_up_for_a_command() -> None:
     thread.start()
     assert not woken.is_set()
     inbox.cancel("a")
-    assert woken.wait(10)
+    assert woken.wait(PATIENCE_S)
     thread.join()
+
+
+class Interruption:
+    """Stops an inbox from inside a call on it, before the n-th bytecode: a garbage collection that closes a service
+    may run anywhere on the thread that uses it. Thread of the call only."""
+
+    def __init__(self, inbox: Inbox, at: int) -> None:
+        self._inbox = inbox
+        self._n_left = at
+        self.has_happened = False
+
+    def during(self, call: Callable[[Inbox], object]) -> None:
+        """Make the call."""
+        before = sys.gettrace()
+        sys.settrace(self._trace)
+        try:
+            call(self._inbox)
+        finally:
+            sys.settrace(before)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Callable[[FrameType, str, Any], Any]:
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not self.has_happened:
+            if self._n_left == 0:
+                self.has_happened = True
+                self._inbox.stop(EngineDown("collected"))
+            self._n_left -= 1
+        return self._trace
+
+
+def stop_inside(call: Callable[[Inbox], object], at: int) -> Inbox | None:
+    """An inbox after a call that was stopped before its n-th bytecode; None if the call is shorter."""
+    inbox = inbox_with("a", "b")
+    interruption = Interruption(inbox, at)
+    thread = threading.Thread(target=interruption.during, args=(call,), daemon=True)
+    thread.start()
+    thread.join(0.2)
+    if not interruption.has_happened:
+        inbox.cancel("b")  # for a call that waits for a command
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), f"stuck after a stop before bytecode {at}"
+    return inbox if interruption.has_happened else None
+
+
+def submit_if_taken(inbox: Inbox) -> None:
+    """Submit, before or after the stop."""
+    with contextlib.suppress(EngineDown):
+        inbox.submit(request("c"), 0.0)
+
+
+CALLS: dict[str, Callable[[Inbox], object]] = {
+    "submit": submit_if_taken,
+    "cancel": lambda inbox: inbox.cancel("a"),
+    "wait": Inbox.wait,
+    "begin_step": lambda inbox: inbox.begin_step(["b"], FakeFlag()),
+    "end_step": Inbox.end_step,
+    "refuse": lambda inbox: inbox.refuse(EngineDown("broken")),
+    "leave": lambda inbox: inbox.leave("a"),
+    "leave_all": Inbox.leave_all,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_stop_from_inside_any_call_is_neither_lost_nor_in_the_way(name: str) -> None:
+    """Whoever collects a forgotten service may hold its lock, and may be the thread that waits for a command."""
+    at = 0
+    while (inbox := stop_inside(CALLS[name], at)) is not None:
+        assert inbox.is_stopping
+        assert Stop() in inbox.take(), f"the stop before bytecode {at} was lost"
+        at += 1
+    assert at > 3
+
+
+def test_a_stop_while_commands_are_taken_is_taken_too() -> None:
+    """No command falls between reading and clearing."""
+    taken: list[Command] = []
+
+    def cancel_and_take(inbox: Inbox) -> None:
+        inbox.cancel("b")
+        taken.extend(inbox.take())
+
+    at = 0
+    while (inbox := stop_inside(cancel_and_take, at)) is not None:
+        taken += inbox.take()
+        assert Stop() in taken, f"the stop before bytecode {at} was lost"
+        assert Cancel("b") in taken, f"the cancel was lost by a stop before bytecode {at}"
+        taken.clear()
+        at += 1
+    assert at > 3

@@ -13,7 +13,7 @@ from llamaserve.scheduler.admission import check_request, has_place
 from llamaserve.scheduler.finish import finish_reason
 from llamaserve.scheduler.kv_pressure import FullRow, choose_victim
 from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
-from llamaserve.scheduler.tick_policy import StepKind, choose_decode_rows, choose_step_kind, prompt_budget
+from llamaserve.scheduler.tick_policy import StepKind, choose_step_kind, prompt_budget
 
 INFO = FakeEngine(n_ctx=16).info
 
@@ -105,34 +105,16 @@ def test_prompt_and_text_together_fill_the_context_exactly() -> None:
         (0, 2, False, StepKind.PROMPT, StepKind.PROMPT),
         (2, 2, False, StepKind.DECODE, StepKind.PROMPT),
         (2, 2, False, StepKind.PROMPT, StepKind.DECODE),
-        # As many decode rows as the step has places: prompts get every second step.
-        (8, 2, True, StepKind.DECODE, StepKind.PROMPT),
-        (8, 2, True, StepKind.PROMPT, StepKind.DECODE),
-        (7, 2, True, StepKind.DECODE, StepKind.MIXED),
     ],
 )
 def test_a_step_is_mixed_or_gives_turns(
     n_decoding: int, n_prefilling: int, mixed_step: bool, last_kind: StepKind, expected: StepKind | None
 ) -> None:
-    """T14, K105, with n_batch 8."""
+    """T14, K105."""
     kind = choose_step_kind(
-        n_decoding=n_decoding, n_prefilling=n_prefilling, n_batch=8, mixed_step=mixed_step, last_kind=last_kind
+        n_decoding=n_decoding, n_prefilling=n_prefilling, mixed_step=mixed_step, last_kind=last_kind
     )
     assert kind is expected
-
-
-def test_all_sequences_decode_when_they_fit() -> None:
-    assert list(choose_decode_rows([0, 2, 5], n_batch=3, last_seq_id=2)) == [0, 2, 5]
-
-
-def test_sequences_take_turns_when_they_do_not_fit() -> None:
-    turns: list[int] = []
-    last = -1
-    for _ in range(5):
-        rows = choose_decode_rows([0, 1, 2, 3, 4], n_batch=2, last_seq_id=last)
-        last = rows[-1]
-        turns += rows
-    assert sorted(turns) == sorted([0, 1, 2, 3, 4] * 2)
 
 
 @pytest.mark.parametrize(

@@ -265,22 +265,14 @@ def test_without_mixed_steps_a_prompt_is_always_cut_the_same_way() -> None:
     assert cuts[0] == cuts[1] == [b"0123", b"4567", b"89"]
 
 
-def test_more_slots_than_the_batch_holds_still_all_finish() -> None:
-    """K105: decode rows take turns, and prompts get theirs."""
-    harness = Harness(FakeEngine(n_slots=5, n_batch=2), SchedulerConfig(max_queue=0))
+@pytest.mark.parametrize("mixed_step", [True, False])
+def test_a_batch_of_one_token_a_slot_serves_everybody(mixed_step: bool) -> None:
+    """K105: the smallest batch there is; nobody waits for another to end."""
+    harness = Harness(FakeEngine(n_slots=5, n_batch=5), SchedulerConfig(max_queue=0, mixed_step=mixed_step))
     ids = [harness.submit(b"prompt %d" % n, max_tokens=7) for n in range(9)]
     harness.run()
     for n, request_id in enumerate(ids):
         assert harness.tokens(request_id) == alone(b"prompt %d" % n, 7)[1]
-
-
-def test_more_slots_than_the_batch_holds_advance_together() -> None:
-    """K105: no stream waits for another to end."""
-    harness = Harness(FakeEngine(n_slots=5, n_batch=2))
-    ids = [harness.submit(b"p", max_tokens=100) for _ in range(5)]
-    harness.tick(40)
-    counts = [len(harness.tokens(request_id)) for request_id in ids]
-    assert max(counts) - min(counts) <= 2, counts
 
 
 def test_prompts_are_computed_in_the_order_of_admission_whatever_their_slots() -> None:
@@ -731,6 +723,64 @@ def test_fail_all_answers_requests_in_any_state() -> None:
     assert [str(harness.error(request_id)) for request_id in ids] == ["bug"] * 3
     harness.tick()
     assert all(len(harness.terminals(request_id)) == 1 for request_id in ids)
+
+
+def test_a_lost_context_answers_everybody_and_refuses_more() -> None:
+    """E11, K15: found out by the next request's open; who waits behind it does not wait for ever."""
+    harness = Harness(FakeEngine(n_slots=1))
+    harness.engine.lose_context("llama.cpp failed and its context is lost: bad_alloc")
+    ids = [harness.submit() for _ in range(3)]
+    harness.run()
+    assert isinstance(harness.error(ids[0]), DecodeFailed)
+    for request_id in ids[1:]:
+        assert isinstance(harness.error(request_id), EngineDown)
+    assert "its context is lost: bad_alloc" in str(harness.scheduler.failure)
+    with pytest.raises(EngineDown, match="bad_alloc"):
+        harness.submit()
+
+
+def test_a_context_lost_before_a_step_is_submitted_answers_everybody() -> None:
+    """E11, K15: without mixed steps the one whose step did not run learns of it in the next tick."""
+    harness = Harness(config=SchedulerConfig(mixed_step=False))
+    running = harness.submit(b"run", max_tokens=10)
+    harness.tick(2)
+    harness.engine.lose_context("lost")
+    prompt = harness.submit(b"prompt")
+    harness.run()
+    errors = [harness.error(request_id) for request_id in (running, prompt)]
+    assert {type(error) for error in errors} == {DecodeFailed, EngineDown}
+    assert str(harness.scheduler.failure) == "lost"
+
+
+def test_a_shut_down_answers_everybody_even_if_a_sequence_cannot_be_closed(caplog: pytest.LogCaptureFixture) -> None:
+    """K15: every other sequence is still closed."""
+
+    class StuckEngine(FakeEngine):
+        def close(self, seq_id: int) -> bool:
+            if seq_id == 0:
+                raise RuntimeError("stuck")
+            return super().close(seq_id)
+
+    harness = Harness(StuckEngine())
+    ids = [harness.submit() for _ in range(3)]
+    harness.tick()
+    harness.scheduler.fail_all(EngineDown("bug"))
+    assert [str(harness.error(request_id)) for request_id in ids] == ["bug"] * 3
+    assert harness.engine.used_cells() == len(b"hello")
+    assert "stuck" in caplog.text
+
+
+def test_every_request_ended_by_a_stop_gets_an_error_of_its_own() -> None:
+    """One object raised in several threads would mix their tracebacks."""
+    engine = FakeEngine()
+    harness = Harness(engine)
+    ids = [harness.submit(), harness.submit()]
+    closing = EngineDown("closing")
+    engine.before_step = lambda plan, flag: harness.scheduler.stop(closing)
+    harness.tick()
+    errors = [closing, *(harness.error(request_id) for request_id in ids)]
+    assert len({id(error) for error in errors}) == 3
+    assert {str(error) for error in errors} == {"closing"}
 
 
 # Numbers.

@@ -47,14 +47,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         n_slots=st.integers(1, 4),
-        n_batch=st.integers(1, 24),
+        n_spare=st.integers(0, 20),
         max_queue=st.integers(0, 3),
         prefill_chunk=st.integers(0, 9),
         mixed_step=st.booleans(),
     )
-    def build(self, n_slots: int, n_batch: int, max_queue: int, prefill_chunk: int, mixed_step: bool) -> None:
+    def build(self, n_slots: int, n_spare: int, max_queue: int, prefill_chunk: int, mixed_step: bool) -> None:
         config = SchedulerConfig(max_queue=max_queue, prefill_chunk=prefill_chunk, mixed_step=mixed_step)
-        self.harness = Harness(engine_of(n_slots, n_batch), config)
+        self.harness = Harness(engine_of(n_slots, n_slots + n_spare), config)
         self.n_slots = n_slots
         self.max_queue = max_queue
         self.taken: dict[str, tuple[tuple[int, ...], int | None, tuple[str, ...]]] = {}

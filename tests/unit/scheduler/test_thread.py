@@ -13,9 +13,10 @@ from llamaserve.engine.fake import FakeEngine, FakeFlag
 from llamaserve.engine.port import StepPlan
 from llamaserve.errors import Cancelled, EngineDown
 from llamaserve.request import Event, Failed, Finished, GenerationRequest
+from llamaserve.scheduler.scheduler import Scheduler
 from llamaserve.scheduler.thread import SchedulerThread
 
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 
 
 class Running:
@@ -121,6 +122,50 @@ def test_a_thread_that_never_started_closes_and_never_starts() -> None:
     with pytest.raises(EngineDown):
         running.submit("a")
     assert n_scheduler_threads() == n_before
+
+
+def test_a_submit_in_the_middle_of_the_close_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K15: it is not taken in by a scheduler whose thread will never start."""
+    running = Running(FakeEngine())
+    refusals: list[EngineDown] = []
+
+    def submit_late() -> None:
+        try:
+            running.submit("late")
+        except EngineDown as error:
+            refusals.append(error)
+
+    late = threading.Thread(target=submit_late)
+    stop = Scheduler.stop
+
+    def submit_then_stop(scheduler: Scheduler, error: EngineDown) -> None:
+        late.start()
+        late.join(0.2)
+        stop(scheduler, error)
+
+    monkeypatch.setattr(Scheduler, "stop", submit_then_stop)
+    running.thread.close()
+    late.join(PATIENCE_S)
+    assert [str(error) for error in refusals] == ["the server is shutting down"]
+
+
+def test_a_thread_closed_from_itself_ends() -> None:
+    """A garbage collection on the scheduler thread may close it."""
+    closed = threading.Event()
+    running = Running(FakeEngine())
+
+    def close(plan: StepPlan, flag: FakeFlag | None) -> None:
+        running.thread.close()
+        closed.set()
+
+    running.engine.before_step = close
+    running.submit("a")
+    _, event = running.terminal()
+    assert closed.is_set()
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, EngineDown)
+    running.thread.close()
+    assert running.engine.is_shut_down
 
 
 def test_a_fault_of_the_scheduler_itself_answers_everybody() -> None:

@@ -1,0 +1,106 @@
+"""Whole answers of the Python API, and how the events of a request become one. Any thread; knows no service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llamaserve.request import Event, Failed, Finished, FinishReason, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @classmethod
+    def of(cls, finished: Finished) -> Usage:
+        """The usage a finished request reports."""
+        return cls(finished.prompt_tokens, finished.completion_tokens)
+
+
+class CompletedTokens(NamedTuple):
+    """What ``complete_tokens`` gives (S46)."""
+
+    text: str
+    completion_tokens: tuple[int, ...]
+    """Ids of the tokens drawn, without an end-of-generation token."""
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A continued prompt."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """Ids of the tokens drawn, those of a stop string too."""
+    finish_reason: FinishReason
+    stop_sequence: str | None
+    """The stop string that ended the text."""
+    usage: Usage
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """The model's answer in a chat."""
+
+    content: str
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    role: str = "assistant"
+
+    @property
+    def message(self) -> dict[str, str]:
+        """The answer as a message, to append to the conversation."""
+        return {"role": self.role, "content": self.content}
+
+    @classmethod
+    def of(cls, completion: Completion) -> ChatCompletion:
+        """The answer in the continuation of a rendered conversation."""
+        return cls(completion.text, completion.finish_reason, completion.usage, completion.timings)
+
+
+class CompletionBuilder:
+    """Adds the events of one request up. One thread."""
+
+    __slots__ = ("_finished", "_texts", "_tokens")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._finished: Finished | None = None
+
+    def add(self, event: Event) -> None:
+        """Take the next event. Raises the error of a Failed."""
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Finished):
+            self._finished = event
+        else:
+            self._texts.append(event.text)
+            self._tokens.extend(event.tokens)
+
+    @property
+    def completion(self) -> Completion:
+        """The whole. Raises RuntimeError before the request is finished."""
+        finished = self._finished
+        if finished is None:
+            raise RuntimeError("the events of the request ended without a terminal event")
+        return Completion(
+            text="".join(self._texts),
+            tokens=tuple(self._tokens),
+            finish_reason=finished.reason,
+            stop_sequence=finished.stop_sequence,
+            usage=Usage.of(finished),
+            timings=finished.timings,
+        )

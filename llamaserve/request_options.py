@@ -1,0 +1,79 @@
+"""The keyword arguments of the Python API's calls, and how they are read. Any thread."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from llamaserve.errors import BadRequest, UnknownOption
+from llamaserve.request import SamplingParams
+
+DEFAULT_MAX_TOKENS = 256
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are drawn: the fields of ``SamplingParams``."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int | None
+    repeat_penalty: float
+    repeat_last_n: int
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float]
+    ignore_eos: bool
+
+
+class RequestOptions(SamplingOptions, total=False):
+    """Keyword arguments of every call that computes."""
+
+    max_tokens: int | None
+    """Most tokens, 256 if not given; None goes on until the model ends or the context is full."""
+    stop: str | Sequence[str]
+    """Strings that end the text; they are not part of it."""
+    timeout_s: float | None
+    """Seconds from the queue to the last token; None is without limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """``RequestOptions`` with defaults and checked."""
+
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    timeout_s: float | None
+    sampling: SamplingParams
+
+
+def read_options(options: RequestOptions) -> ReadOptions:
+    """Raises UnknownOption for a keyword of no call, with the closest one (K33); BadSampler and BadRequest for a bad
+    value."""
+    sampling: dict[str, object] = {}
+    for name, value in options.items():
+        if name in SamplingOptions.__annotations__:
+            sampling[name] = value
+        elif name not in RequestOptions.__annotations__:
+            close = difflib.get_close_matches(name, RequestOptions.__annotations__, n=1)
+            raise UnknownOption(name, close[0] if close else None)
+    return ReadOptions(
+        max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
+        stop=_stops(options.get("stop", ())),
+        timeout_s=options.get("timeout_s"),
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]  # it checks its fields itself
+    )
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    if not isinstance(stop, Sequence):
+        raise BadRequest(f"stop is {stop!r}: it must be a string or a sequence of strings", "stop")
+    for text in stop:
+        if not isinstance(text, str):
+            raise BadRequest(f"stop holds {text!r}: it must hold strings", "stop")
+    return tuple(stop)
