@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,18 +32,26 @@ def config(default_model: Path) -> EngineConfig:
     return EngineConfig(default_model, n_ctx=4096, n_slots=8, n_threads=1, profile=Profile.PARITY)
 
 
-def collect_tokens(service: Service, requests: list[GenerationRequest]) -> list[list[int]]:
-    """Run requests at the same time; the tokens of each."""
-    streams = [service.stream_blocking(request) for request in requests]
-    tokens: list[list[int]] = [[] for _ in requests]
-    firsts = [next(stream) for stream in streams]  # every request is submitted before any is read on
-    for got, first, stream in zip(tokens, firsts, streams, strict=True):
-        for event in (first, *stream):
-            if isinstance(event, TextDelta):
-                got.extend(event.tokens)
-            else:
-                assert isinstance(event, Finished), event
+def tokens_of(service: Service, request: GenerationRequest) -> list[int]:
+    """The tokens of a request, run to its end."""
+    tokens: list[int] = []
+    for event in service.stream_blocking(request):
+        if isinstance(event, TextDelta):
+            tokens.extend(event.tokens)
+        else:
+            assert isinstance(event, Finished), event
     return tokens
+
+
+def run_together(service: Service, requests: list[GenerationRequest]) -> tuple[list[list[int]], int]:
+    """The tokens of each of several requests, and how many slots were active at the same time."""
+    peak = 0
+    with ThreadPoolExecutor(len(requests)) as pool:
+        running = [pool.submit(tokens_of, service, request) for request in requests]
+        while not all(future.done() for future in running):
+            peak = max(peak, service.stats().active_slots)
+            time.sleep(0.005)
+        return [future.result() for future in running], peak
 
 
 def test_eight_requests_at_once_get_what_each_gets_alone(config: EngineConfig) -> None:
@@ -57,9 +67,10 @@ def test_eight_requests_at_once_get_what_each_gets_alone(config: EngineConfig) -
         for index, (prompt, length) in enumerate(zip(prompts, LENGTHS, strict=True))
     ]
     try:
-        together = collect_tokens(service, requests)
-        one_by_one = [collect_tokens(service, [request])[0] for request in requests]
+        together, peak = run_together(service, requests)
+        one_by_one = [tokens_of(service, request) for request in requests]
     finally:
         service.close()
+    assert peak == len(requests), "the premise: all ran at the same time"
     assert together == plain
     assert one_by_one == plain
