@@ -47,6 +47,8 @@ def build_in_place() -> None:
     if cmake is None:
         sys.exit("llamaserve: cmake is missing from the build environment: pip install cmake ninja")
     jobs = str(os.cpu_count() or 1)
+    if not (BUILD / "CMakeCache.txt").exists():
+        print("llamaserve: building llama.cpp and the native modules; the first time takes some minutes", flush=True)
     steps = [
         configure_command(cmake, has_ninja=shutil.which("ninja", path=environment["PATH"]) is not None),
         [cmake, "--build", str(BUILD), "--parallel", jobs],
