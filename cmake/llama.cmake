@@ -28,13 +28,28 @@ set(GIT_EXE "${LLAMASERVE_NO_GIT}" CACHE FILEPATH "" FORCE)
 
 add_subdirectory("${LLAMASERVE_LLAMA_DIR}" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
 
-# A compiler that miscompiles AMX set-up makes ggml trap at the first prompt on a processor that has it: build without.
+# GCC 12 warns thousands of times of its own AVX-512 header; nobody here can act on warnings of a backend.
+if(TARGET ggml-cpu AND NOT MSVC)
+  target_compile_options(ggml-cpu PRIVATE -w)
+endif()
+
+# A compiler that miscompiles AMX set-up makes ggml trap at the first prompt on a processor that has it. Each try runs
+# the set-up: as it is, with a header that repairs it, and if neither works the backend is built without AMX.
 if(GGML_NATIVE AND TARGET ggml-cpu AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT CMAKE_CROSSCOMPILING AND NOT MSVC)
-  try_run(LLAMASERVE_AMX_RUN LLAMASERVE_AMX_COMPILES
+  set(LLAMASERVE_AMX_TILES "-include" "${PROJECT_SOURCE_DIR}/cmake/amx_tiles.h")
+  try_run(LLAMASERVE_AMX_PLAIN_RUN LLAMASERVE_AMX_PLAIN_COMPILES
     SOURCES "${PROJECT_SOURCE_DIR}/cmake/amx_check.cpp"
     COMPILE_DEFINITIONS -O3 -march=native)
-  if(NOT LLAMASERVE_AMX_COMPILES OR NOT LLAMASERVE_AMX_RUN EQUAL 0)
-    message(STATUS "AMX is left out: this compiler does not set up its tiles correctly")
-    target_compile_options(ggml-cpu PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+  if(NOT LLAMASERVE_AMX_PLAIN_COMPILES OR NOT LLAMASERVE_AMX_PLAIN_RUN EQUAL 0)
+    try_run(LLAMASERVE_AMX_REPAIRED_RUN LLAMASERVE_AMX_REPAIRED_COMPILES
+      SOURCES "${PROJECT_SOURCE_DIR}/cmake/amx_check.cpp"
+      COMPILE_DEFINITIONS -O3 -march=native ${LLAMASERVE_AMX_TILES})
+    if(LLAMASERVE_AMX_REPAIRED_COMPILES AND LLAMASERVE_AMX_REPAIRED_RUN EQUAL 0)
+      message(STATUS "AMX tiles are set up by cmake/amx_tiles.h: this compiler drops a part of it")
+      target_compile_options(ggml-cpu PRIVATE "SHELL:-include \"${PROJECT_SOURCE_DIR}/cmake/amx_tiles.h\"")
+    else()
+      message(STATUS "AMX is left out: this compiler does not set up its tiles correctly")
+      target_compile_options(ggml-cpu PRIVATE -mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+    endif()
   endif()
 endif()
