@@ -6,7 +6,6 @@ The names load on first use, so that ``import llamaserve.errors`` needs no nativ
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,7 +51,9 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return importlib.metadata.version("llamaserve")
+        from importlib.metadata import version  # noqa: PLC0415 - slow, and nearly nobody asks
+
+        return version("llamaserve")
     if name == "errors":
         return importlib.import_module("llamaserve.errors")
     if name in _HOMES:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llamaserve.errors import ConfigError, UnknownOption
+from llamaserve.errors import ConfigError, UnknownOption, shown
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
+_INT32_MAX = 2**31 - 1  # sizes are int32 in llama.cpp
+_MAX_CTX = 2**31 - 256  # rounded up to a multiple of 256 it is still an int32
 
 
 class Profile(enum.Enum):
@@ -69,19 +71,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _check_type("model_path", self.model_path, Path)
-        _check_at_least("n_ctx", self.n_ctx, 1)
+        _check_between("n_ctx", self.n_ctx, 1, _MAX_CTX)
         _check_between("n_slots", self.n_slots, 1, MAX_SEQUENCES)
-        _check_at_least("n_batch", self.n_batch, 1)
-        _check_at_least("n_ubatch", self.n_ubatch, 1)
+        _check_between("n_batch", self.n_batch, 1, _INT32_MAX)
+        _check_between("n_ubatch", self.n_ubatch, 1, _INT32_MAX)
         _check_between("n_threads", self.n_threads, 0, 1024)
         _check_between("n_threads_batch", self.n_threads_batch, 0, 1024)
-        _check_at_least("n_gpu_layers", self.n_gpu_layers, 0)
+        _check_between("n_gpu_layers", self.n_gpu_layers, 0, _INT32_MAX)
         _check_type("flash_attention", self.flash_attention, FlashAttention)
         for name in ("use_mmap", "use_mlock", "check_tensors", "swa_full"):
             _check_type(name, getattr(self, name), bool)
         _check_type("profile", self.profile, Profile)
-        if self.n_ctx > 2**31 - 256:
-            raise ConfigError(f"n_ctx is {self.n_ctx}: it must be at most {2**31 - 256}")
         if self.n_batch < self.n_slots:
             raise ConfigError(f"n_batch is {self.n_batch}: it must be at least n_slots, {self.n_slots}")
 
@@ -168,14 +168,14 @@ _TYPE_NAMES = {bool: "True or False", str: "a string"}
 
 def _check_type(name: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
-        raise ConfigError(f"{name} is {value!r}: it must be {_TYPE_NAMES.get(kind, f'a {kind.__name__}')}")
+        raise ConfigError(f"{name} is {shown(value)}: it must be {_TYPE_NAMES.get(kind, f'a {kind.__name__}')}")
 
 
 def _check_at_least(name: str, value: int, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ConfigError(f"{name} is {value!r}: it must be a whole number of at least {low}")
+        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number of at least {low}")
 
 
 def _check_between(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigError(f"{name} is {value!r}: it must be a whole number from {low} to {high}")
+        raise ConfigError(f"{name} is {shown(value)}: it must be a whole number from {low} to {high}")

@@ -30,6 +30,22 @@ from __future__ import annotations
 import reprlib
 
 
+class _Shortened(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # Python does not write out thousands of digits
+            return f"<a number of {x.bit_length()} bits>"
+
+
+_shortened = _Shortened()
+
+
+def shown(value: object) -> str:
+    """Any value as a message shows it: shortened if it is long. Never fails."""
+    return _shortened.repr(value)
+
+
 class LlamaServeError(Exception):
     """Base of every error of this package."""
 
@@ -91,7 +107,7 @@ class BadToken(RequestError):
 
     def __init__(self, token: int, n_vocab: int, param: str = "prompt") -> None:
         self.param = param
-        super().__init__(f"token id {reprlib.repr(token)} is outside the vocabulary (0..{n_vocab - 1})")
+        super().__init__(f"token id {shown(token)} is outside the vocabulary (0..{n_vocab - 1})")
 
 
 class BadSampler(RequestError):
@@ -99,7 +115,7 @@ class BadSampler(RequestError):
 
     def __init__(self, param: str, value: object, limit: str) -> None:
         self.param = param
-        super().__init__(f"{param} is {reprlib.repr(value)}: it must be {limit}")
+        super().__init__(f"{param} is {shown(value)}: it must be {limit}")
 
 
 class BadTemplate(RequestError):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from llamaserve.errors import BadRequest, BadSampler, LlamaServeError
+from llamaserve.errors import BadRequest, BadSampler, LlamaServeError, shown
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back, so it is bounded
@@ -44,7 +44,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     """-2 to 2, once for a token in the window."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Token id to a value added to its logit, -100 to 100; -inf forbids it."""
+    """Token id to a number added to its logit, -100 to 100; -inf forbids the token. HTTP's ``false`` is -inf here."""
     ignore_eos: bool = False
     """Forbid every end-of-generation token, so that the length alone ends the text."""
 
@@ -116,7 +116,7 @@ class GenerationRequest:
             raise BadRequest("sampling must be a SamplingParams", "sampling")
         if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
             raise BadRequest(
-                f"max_tokens is {self.max_tokens!r}: it must be a whole number of at least 1", "max_tokens"
+                f"max_tokens is {shown(self.max_tokens)}: it must be a whole number of at least 1", "max_tokens"
             )
         if len(self.stop) > MAX_STOP_STRINGS:
             raise BadRequest(f"stop has {len(self.stop)} strings: at most {MAX_STOP_STRINGS} are allowed", "stop")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from llamaserve.errors import BadRequest, UnknownOption
+from llamaserve.errors import BadRequest, UnknownOption, shown
 from llamaserve.request import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
@@ -25,7 +25,8 @@ class SamplingOptions(TypedDict, total=False):
     repeat_last_n: int
     frequency_penalty: float
     presence_penalty: float
-    logit_bias: Mapping[int, float]
+    logit_bias: Mapping[int, float] | None
+    """None as if it were not given."""
     ignore_eos: bool
 
 
@@ -34,10 +35,10 @@ class RequestOptions(SamplingOptions, total=False):
 
     max_tokens: int | None
     """Most tokens, 256 if not given; None goes on until the model ends or the context is full."""
-    stop: str | Sequence[str]
-    """Strings that end the text; they are not part of it."""
+    stop: str | Sequence[str] | None
+    """Strings that end the text; they are not part of it. None as if it were not given."""
     timeout_s: float | None
-    """Seconds from the queue to the last token; None is without limit."""
+    """Seconds from the queue to the last token, at most 30 days; None is without limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,24 @@ def read_options(options: RequestOptions) -> ReadOptions:
         elif name not in RequestOptions.__annotations__:
             close = difflib.get_close_matches(name, RequestOptions.__annotations__, n=1)
             raise UnknownOption(name, close[0] if close else None)
+    if sampling.get("logit_bias") is None:
+        sampling.pop("logit_bias", None)
     return ReadOptions(
         max_tokens=options.get("max_tokens", DEFAULT_MAX_TOKENS),
-        stop=_stops(options.get("stop", ())),
+        stop=_stops(options.get("stop")),
         timeout_s=options.get("timeout_s"),
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]  # it checks its fields itself
     )
 
 
 def _stops(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
     if isinstance(stop, str):
         return (stop,)
     if not isinstance(stop, Sequence):
-        raise BadRequest(f"stop is {stop!r}: it must be a string or a sequence of strings", "stop")
+        raise BadRequest(f"stop is {shown(stop)}: it must be a string or a sequence of strings", "stop")
     for text in stop:
         if not isinstance(text, str):
-            raise BadRequest(f"stop holds {text!r}: it must hold strings", "stop")
+            raise BadRequest(f"stop holds {shown(text)}: it must hold strings", "stop")
     return tuple(stop)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llamaserve.completion import ChatCompletion, CompletedTokens, Completion, CompletionBuilder
 from llamaserve.config import EngineConfig, FlashAttention, Profile, SchedulerConfig, split_options
-from llamaserve.errors import BadRequest, BadTemplate, ConfigError, UnknownOption
+from llamaserve.errors import BadRequest, BadTemplate, BadToken, ConfigError, UnknownOption, shown
 from llamaserve.load_service import load_service
 from llamaserve.models import DEFAULT_MODEL, model_name, resolve
 from llamaserve.request import Event, GenerationRequest
@@ -98,7 +98,11 @@ class Server:
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; bytes that are no character become U+FFFD. ``special`` writes control tokens out.
         Raises BadToken."""
-        return self._service.vocab.detokenize(_token_ids(tokens), special=special).decode(errors="replace")
+        vocab, token_ids = self._service.vocab, _token_ids(tokens)
+        for token in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= token < vocab.n_tokens:  # also those no C integer holds
+                raise BadToken(token, vocab.n_tokens, "tokens")
+        return vocab.detokenize(token_ids, special=special).decode(errors="replace")
 
     # Completions and chat; the keywords are those of ``RequestOptions``. All raise RequestError for input that cannot
     # be served, CapacityError when there is no room or time, EngineError when the model failed, UnknownOption for a
@@ -217,7 +221,7 @@ def _enum(kind: type[EnumT], name: str, value: object) -> EnumT:
         return kind(value)
     except ValueError:
         allowed = ", ".join(repr(member.value) for member in kind)
-        raise ConfigError(f"{name} is {value!r}: it must be one of {allowed}") from None
+        raise ConfigError(f"{name} is {shown(value)}: it must be one of {allowed}") from None
 
 
 def _token_ids(tokens: Sequence[int]) -> list[int]:
@@ -230,7 +234,9 @@ def _token_ids(tokens: Sequence[int]) -> list[int]:
         raise BadRequest("the prompt must be a text or a sequence of token ids", "prompt") from None
 
 
-def _check_text(text: str) -> None:
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise BadRequest(f"the text is {shown(text)}: it must be a string", "prompt")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -241,11 +247,11 @@ def _check_text(text: str) -> None:
 
 def _check_messages(messages: object) -> None:
     if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise BadRequest(f"messages is {messages!r}: it must be a sequence of messages", "messages")
+        raise BadRequest(f"messages is {shown(messages)}: it must be a sequence of messages", "messages")
     if not messages:
         raise BadRequest("messages is empty: it must have at least 1 message", "messages")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise BadRequest(
-                f"messages[{index}] is {message!r}: it must be a mapping with role and content", "messages"
+                f"messages[{index}] is {shown(message)}: it must be a mapping with role and content", "messages"
             )

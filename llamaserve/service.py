@@ -7,7 +7,6 @@ closed, its iterator closed or collected) cancels its request (S51, S52, S54).
 from __future__ import annotations
 
 import asyncio
-import math
 import queue
 import time
 import weakref
@@ -16,13 +15,15 @@ from typing import TYPE_CHECKING
 
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, ModelInfo, Vocabulary
-from llamaserve.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDown
+from llamaserve.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDown, shown
 from llamaserve.request import Event, Failed, GenerationRequest, TextDelta
 from llamaserve.scheduler.stats import SchedulerStats
 from llamaserve.scheduler.thread import SchedulerThread
 
 if TYPE_CHECKING:
     from llamaserve.chat.template import ChatTemplate
+
+MAX_TIMEOUT_S = 30 * 24 * 3600  # what every system's timers can wait
 
 
 class _TaskListener:
@@ -106,8 +107,11 @@ class _Deadline:
 
     def __init__(self, timeout_s: float, clock: Callable[[], float]) -> None:
         is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
-        if not is_number or not 0 < timeout_s < math.inf:
-            raise BadRequest(f"timeout_s is {timeout_s!r}: it must be a number above 0", "timeout_s")
+        if not is_number or not 0 < timeout_s <= MAX_TIMEOUT_S:
+            raise BadRequest(
+                f"timeout_s is {shown(timeout_s)}: it must be a number above 0, at most {MAX_TIMEOUT_S} (30 days)",
+                "timeout_s",
+            )
         self.timeout_s = timeout_s
         self.event = Failed(DeadlineExceeded(timeout_s))
         self._clock = clock
@@ -185,8 +189,8 @@ class Service:
     ) -> AsyncGenerator[Event, None]:
         """The events of a request; the last is Finished or Failed. Closing the iterator cancels the request.
 
-        ``timeout_s`` counts from here to the last event; when it is over the request is cancelled and
-        Failed(DeadlineExceeded) is the last event (K7).
+        ``timeout_s``, at most ``MAX_TIMEOUT_S``, counts from here to the last event; when it is over the request is
+        cancelled and Failed(DeadlineExceeded) is the last event (K7).
 
         Raises at the first step, before anything is queued: EmptyPrompt, PromptTooLong, BadToken, BadRequest,
         QueueFull, EngineDown.
@@ -199,15 +203,13 @@ class Service:
         if deadline is not None:
             timer = loop.call_later(deadline.timeout_s, self._expire, request.request_id, listener, deadline)
         try:
-            while True:
-                event = await listener.events.get()
+            while isinstance(event := await listener.events.get(), TextDelta):
                 yield event
-                if not isinstance(event, TextDelta):
-                    return
         finally:
             if timer is not None:
                 timer.cancel()
             self._leave(request.request_id, listener)
+        yield event  # the consumer may keep the iterator, or an exception that holds it: the request is over
 
     def stream_blocking(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -217,19 +219,16 @@ class Service:
         listener = _ThreadListener()
         self._begin(request, listener)
         try:
-            while True:
-                if deadline is None:
-                    event = listener.events.get()
-                else:
-                    event = self._next_before(deadline, listener, request.request_id)
+            while isinstance(event := self._next(listener, deadline, request.request_id), TextDelta):
                 yield event
-                if not isinstance(event, TextDelta):
-                    return
         finally:
             self._leave(request.request_id, listener)
+        yield event  # as in ``stream``
 
-    def _next_before(self, deadline: _Deadline, listener: _ThreadListener, request_id: str) -> Event:
+    def _next(self, listener: _ThreadListener, deadline: _Deadline | None, request_id: str) -> Event:
         """The next event, or the deadline's. A consumer that reads late still gets what was done in time."""
+        if deadline is None:
+            return listener.events.get()
         left_s = deadline.left_s
         if left_s <= 0:
             self._thread.cancel(request_id)

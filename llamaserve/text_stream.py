@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llamaserve.completion import Usage
-from llamaserve.request import Event, Failed, Finished, FinishReason, Timings
+from llamaserve.request import Event, Failed, Finished, FinishReason, TextDelta, Timings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,10 +33,8 @@ class _StreamEnd:
         """Seconds; None before the end."""
         return None if self._finished is None else self._finished.timings
 
-    def _text_of(self, event: Event) -> str:
-        """The text of an event, which may be empty. Raises the error of a Failed."""
-        if isinstance(event, Failed):
-            raise event.error
+    def _text_of(self, event: TextDelta | Finished) -> str:
+        """The text of an event, which may be empty."""
         if isinstance(event, Finished):
             self._finished = event
             return ""
@@ -57,7 +55,12 @@ class TextStream(_StreamEnd):
 
     def __next__(self) -> str:
         while True:
-            if text := self._text_of(next(self._events)):
+            event = next(self._events)
+            if isinstance(event, Failed):
+                # The error's traceback refers to this stream and the stream to the request, until a collection.
+                self._events.close()
+                raise event.error
+            if text := self._text_of(event):
                 return text
 
     def close(self) -> None:
@@ -84,7 +87,11 @@ class AsyncTextStream(_StreamEnd):
 
     async def __anext__(self) -> str:
         while True:
-            if text := self._text_of(await anext(self._events)):
+            event = await anext(self._events)
+            if isinstance(event, Failed):
+                await self._events.aclose()  # as in ``TextStream``
+                raise event.error
+            if text := self._text_of(event):
                 return text
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""Stops work whose client has left. Event loop only.
+"""Stops work that nobody waits for any more. Event loop only.
 
 Starlette watches the client of a stream, not the client of a plain answer, so a handler that computes for long must do
 it itself (S51).
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from llamaserve.errors import Cancelled
+from llamaserve.errors import Cancelled, EngineDown, LlamaServeError
 
 ResultT = TypeVar("ResultT")
 
@@ -24,16 +24,30 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of ``work``; raises Cancelled, once ``work`` has been cancelled and ended, if the client leaves."""
+    """The result of ``work``; raises Cancelled, once ``work`` has been cancelled and ended, if the client leaves.
+
+    The request body must have been read.
+    """
+    return await _until(wait_for_disconnect(receive), work, Cancelled())
+
+
+async def until_set(closing: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of ``work``; raises EngineDown, once ``work`` has been cancelled and ended, if the server closes."""
+    return await _until(closing.wait(), work, EngineDown("the server is shutting down"))
+
+
+async def _until(
+    signal: Coroutine[Any, Any, object], work: Coroutine[Any, Any, ResultT], error: LlamaServeError
+) -> ResultT:
     running = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(wait_for_disconnect(receive))
+    ended = asyncio.ensure_future(signal)
     try:
-        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise Cancelled
+            raise error
         return running.result()
     finally:
-        await cancel_and_wait(running, gone)
+        await cancel_and_wait(running, ended)
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:

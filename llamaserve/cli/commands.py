@@ -1,15 +1,19 @@
-"""The commands of ``llamaserve`` and how their failures end: usage errors with 2, all others with 1, one line each."""
+"""The commands of ``llamaserve`` and how their failures end: usage errors with 2, all others with 1, one line each; a
+reader who closes the pipe ends a command silently."""
 
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from llamaserve import __version__
 from llamaserve.cli.conversation import Conversation
@@ -25,6 +29,7 @@ from llamaserve.cli.flags import (
     StopFlag,
     max_tokens,
 )
+from llamaserve.cli.interrupt import ended_by_ctrl_c
 from llamaserve.cli.model_facts import facts_json, facts_text
 from llamaserve.cli.parts import Parts
 from llamaserve.cli.progress import DownloadBar, LoadBar
@@ -38,7 +43,22 @@ from llamaserve.server_api import Server
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 
+ENDED_BY_CLOSED_PIPE = 128 + 13  # what a shell reports of a program that SIGPIPE ended
+
+
+class CommandGroup(TyperGroup):
+    """The commands. Typer ends with 1 when nobody reads their output any more; we do not call that an error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises SystemExit when nobody reads its output any more."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _end_by_closed_pipe()
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     help="Serve GGUF models with llama.cpp.",
     no_args_is_help=True,
     add_completion=False,
@@ -104,6 +124,8 @@ def chat(
             out=sys.stdout,
             notices=sys.stderr,
         )
+        if sys.stdin.isatty():
+            conversation.introduce(server.service.model_name)
         conversation.run(reader_of_lines(sys.stdin))
 
 
@@ -160,24 +182,58 @@ def info(
         print(header.chat_template)
 
 
-def main(arguments: Sequence[str] | None = None, parts: Parts | None = None) -> NoReturn:
+def run_command_line(arguments: Sequence[str] | None = None, parts: Parts | None = None) -> NoReturn:
     """Run a command line; ``parts`` None takes the real ones. Raises SystemExit, always."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without a character shows "?" and the text goes on
+    _mend_streams()
     try:
-        app(args=arguments, prog_name="llamaserve", obj=parts)
+        try:
+            app(args=arguments, prog_name="llamaserve", obj=parts)
+        finally:
+            sys.stdout.flush()
     except LlamaServeError as error:
-        print(f"llamaserve: error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(1)
+        _end_with(str(error))
+    except BrokenPipeError:
+        _end_by_closed_pipe()
+    except OSError as error:  # the disk is full, a file is gone: nothing a traceback would explain
+        _forget_output()
+        _end_with(str(error))
     sys.exit(0)
+
+
+def _mend_streams() -> None:
+    """Make the standard streams such that nothing fails on them that need not."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - it stays open to the end
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a character shows "?" and the text goes on
+
+
+def _end_with(message: str) -> NoReturn:
+    print(f"llamaserve: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(1)
+
+
+def _end_by_closed_pipe() -> NoReturn:
+    _forget_output()
+    sys.exit(ENDED_BY_CLOSED_PIPE)
+
+
+def _forget_output() -> None:
+    """Let what could not be written go nowhere: the interpreter would try again at its end, and complain again."""
+    with suppress(OSError, AttributeError):  # an output that is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _parts(ctx: typer.Context) -> Parts:
     parts = ctx.find_object(Parts)
     if parts is not None:
         return parts
-    from llamaserve.cli.real_parts import PARTS  # noqa: PLC0415 - the native module, which --help does without
+    with ended_by_ctrl_c():
+        from llamaserve.cli.real_parts import PARTS  # noqa: PLC0415 - the native module, which --help does without
 
     return PARTS
 

@@ -49,6 +49,10 @@ class Conversation:
         """Forget everything but the system message."""
         self.messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
+    def introduce(self, model_name: str) -> None:
+        """Say who answers and how to end it."""
+        self._notice(f"{model_name}: {HELP}")
+
     def run(self, read_line: ReadLine) -> None:
         """Talk until the user ends it. Raises EngineError when the engine does."""
         is_leaving = False

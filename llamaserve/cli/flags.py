@@ -133,7 +133,8 @@ class HttpFlags:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """How tokens are drawn. On the command line greedy by default (E25); the rest is as on the server."""
+    """How tokens are drawn. Greedy unless told otherwise, so that a command gives the same text each time; the rest is
+    as on the server."""
 
     temp: Annotated[float, _sampling("--temp", help="0 takes the most likely token.")] = 0.0
     top_k: Annotated[int, _sampling("--top-k", help="Keep the k most likely tokens; 0 = all.")] = _SAMPLING.top_k

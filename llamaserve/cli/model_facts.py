@@ -1,4 +1,4 @@
-"""``llamaserve info``: what a GGUF file says of its model, for a reader and as JSON. Pure."""
+"""What is said of a model: by ``llamaserve info`` of a GGUF file, for a reader and as JSON, and by ``serve``. Pure."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ class GgufHeader(Protocol):
         """Scalars by key; of an array ``key`` only its length, as ``key[]``."""
 
 
+def quantisation(description: str) -> str | None:
+    """The part of llama.cpp's description, such as "llama 256M Q4_1", that says how the weights are stored.
+
+    Its size is that of a table of known models, which another model may only resemble, so it is not shown.
+    """
+    words = description.split(maxsplit=2)
+    return words[2] if len(words) == 3 else None
+
+
+def parameters(n_params: int) -> str:
+    """A number of parameters, as "134.5 M" or "8.0 B"."""
+    return f"{n_params / 1e9:.1f} B" if n_params >= 1e9 else f"{n_params / 1e6:.1f} M"
+
+
 def facts_text(path: Path, header: GgufHeader) -> str:
     """Lines for a reader; what the file does not say is left out."""
     said = header.metadata.get
@@ -50,8 +64,8 @@ def facts_text(path: Path, header: GgufHeader) -> str:
         "file": path,
         "name": said("general.name"),
         "architecture": header.architecture,
-        "model": header.description,
-        "parameters": f"{header.n_params / 1e6:.1f} million in {header.n_tensors} tensors",
+        "quantisation": quantisation(header.description),
+        "parameters": f"{parameters(header.n_params)} in {header.n_tensors} tensors",
         "size": f"{header.size_bytes / 1e6:.1f} MB",
         "context": f"{header.n_ctx_train} tokens",
         "memory": MEMORY[header.memory],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from llamaserve.cli.model_facts import parameters, quantisation
 from llamaserve.cli.parts import Parts
 from llamaserve.cli.progress import LoadBar
 from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig
@@ -39,17 +41,19 @@ def serve(
 
 
 def print_ready(service: Service, url: str) -> None:
-    """Say what is served and where."""
-    print(ready_text(service, url), flush=True)
+    """Say what is served and where. Output that nobody takes does not end the server."""
+    with suppress(OSError):
+        print(ready_text(service, url), flush=True)
 
 
 def ready_text(service: Service, url: str) -> str:
     """What is served, where, and a command to try it with."""
     info = service.info
+    kind = [info.architecture, f"{parameters(info.n_params)} parameters", quantisation(info.description)]
     slots = f"{info.n_slots} slot{'s' if info.n_slots > 1 else ''}"
     return (
         f"llamaserve serves {service.model_name} at {url}\n"
-        f"  model    {info.description}, {info.size_bytes / 1e6:.0f} MB\n"
+        f"  model    {', '.join(part for part in kind if part)}, {info.size_bytes / 1e6:.0f} MB\n"
         f"  context  {info.n_ctx} tokens, {slots}, at most {info.n_ctx_seq} tokens each\n"
         f"\nTry it:\n\n  {curl_command(service, url)}\n\nCtrl-C stops the server."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,9 @@ class SchedulerThread:
 
     Any thread, ``close`` too. The thread starts with the first ``submit``. It is a daemon, so a program that never
     calls ``close`` still ends; ``deliver`` runs on it.
+
+    Threads do not survive a fork: in a child process there is nothing to compute with, and the locks may be as some
+    thread of the parent held them. There requests are refused, and nothing else of it is touched.
     """
 
     def __init__(
@@ -38,27 +42,38 @@ class SchedulerThread:
         self._lock = threading.Lock()
         self._is_started = False
         self._is_closed = False
+        self._process_id = os.getpid()
 
     def submit(self, request: GenerationRequest) -> None:
-        """Take a request in. Raises what ``Scheduler.submit`` raises, EngineDown after ``close``."""
+        """Take a request in.
+
+        Raises what ``Scheduler.submit`` raises; EngineDown after ``close``, and in a forked child.
+        """
+        if self._is_forked:
+            raise _loaded_before_fork()
         self._start()
         self._scheduler.submit(request)
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live."""
-        return self._scheduler.cancel(request_id)
+        return not self._is_forked and self._scheduler.cancel(request_id)
 
     @property
     def failure(self) -> EngineDown | None:
         """Why nothing is served any more; None while requests are taken."""
-        return self._scheduler.failure
+        return _loaded_before_fork() if self._is_forked else self._scheduler.failure
 
     def stats(self) -> SchedulerStats:
         """Numbers as they are now."""
         return self._scheduler.stats()
 
     def close(self) -> None:
-        """Answer what is left with EngineDown, end the thread, shut the engine down. May be called twice."""
+        """Answer what is left with EngineDown, end the thread, shut the engine down. May be called twice.
+
+        Does nothing in a forked child: what it would close is the parent's.
+        """
+        if self._is_forked:
+            return
         with self._lock:
             is_first, self._is_closed = not self._is_closed, True
             is_started = self._is_started
@@ -70,6 +85,10 @@ class SchedulerThread:
         # A garbage collection may close from the scheduler thread itself, which cannot wait for its own end.
         if is_started and threading.current_thread() is not self._thread:
             self._thread.join()
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process_id
 
     def _start(self) -> None:
         if self._is_started:
@@ -90,3 +109,7 @@ class SchedulerThread:
             scheduler.fail_all(EngineDown(f"the scheduler failed: {type(error).__name__}: {error}"))
         finally:
             self._engine.shutdown()
+
+
+def _loaded_before_fork() -> EngineDown:
+    return EngineDown("the model was loaded before a fork: load it in the child process")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -22,9 +23,19 @@ from llamaserve.server.middleware import RequestScope
 from llamaserve.server.probes import Probes
 
 
-def build_app(loader: ServiceLoader, config: HttpConfig) -> Starlette:
+def build_app(loader: ServiceLoader, config: HttpConfig, closing: asyncio.Event | None = None) -> Starlette:
     """The application over a loader that was not started yet: it loads the model when it starts, and closes it when it
-    stops. Until the model is there /health answers 503."""
+    stops. Until the model is there /health answers 503.
+
+    Set ``closing`` when the server begins to stop: requests whose body is not complete end then with a 503.
+    """
+
+    openai = OpenAIRoutes(
+        loader.service,
+        asyncio.Event() if closing is None else closing,
+        max_body_bytes=config.max_body_bytes,
+        system_fingerprint=f"llamaserve-{__version__}",
+    )
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
@@ -32,11 +43,9 @@ def build_app(loader: ServiceLoader, config: HttpConfig) -> Starlette:
         try:
             yield
         finally:
+            openai.close()
             await run_in_threadpool(loader.close)
 
-    openai = OpenAIRoutes(
-        loader.service, max_body_bytes=config.max_body_bytes, system_fingerprint=f"llamaserve-{__version__}"
-    )
     app = Starlette(
         routes=[*Probes(loader.service).routes(), *openai.routes()],
         middleware=[Middleware(RequestScope)],

@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamaserve.api.openai.errors import internal_error_response
+from llamaserve.server.probes import PROBE_PATHS
 
 logger = logging.getLogger("llamaserve.http")
 
@@ -20,7 +21,8 @@ _SANE_REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 
 
 class RequestScope:
-    """Gives every response an ``x-request-id``, logs one line a request, turns an unexpected exception into a 500."""
+    """Gives every response an ``x-request-id``, logs one line a request (a probe's at DEBUG only), turns an unexpected
+    exception into a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -74,6 +76,15 @@ class _Progress:
     def log(self, method: str, path: str) -> None:
         duration_ms = (time.monotonic() - self._started) * 1000
         ending = "" if self._is_complete else " (not sent to the end)"
-        logger.info(
-            "%s %s %s %.1f ms%s id=%s", method, ascii(path)[1:-1], self._status, duration_ms, ending, self.request_id
+        # Something asks every few seconds whether the server is well; that is no news.
+        level = logging.DEBUG if path in PROBE_PATHS else logging.INFO
+        logger.log(
+            level,
+            "%s %s %s %.1f ms%s id=%s",
+            method,
+            ascii(path)[1:-1],
+            self._status,
+            duration_ms,
+            ending,
+            self.request_id,
         )

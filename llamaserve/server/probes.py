@@ -12,6 +12,8 @@ from llamaserve.api.openai.errors import error_response
 from llamaserve.errors import EngineDown
 from llamaserve.service import Service
 
+PROBE_PATHS = ("/health", "/v1/health")
+
 
 class Probes:
     """The probe routes. ``service`` gives the running service and raises EngineDown while there is none."""
@@ -21,7 +23,7 @@ class Probes:
 
     def routes(self) -> list[Route]:
         """The routes, for an application's list."""
-        return [Route("/health", self.health, methods=["GET"]), Route("/v1/health", self.health, methods=["GET"])]
+        return [Route(path, self.health, methods=["GET"]) for path in PROBE_PATHS]
 
     async def health(self, request: Request) -> Response:
         """200 ``{"status": "ok"}`` once the model is loaded, 503 before, when the engine is down, and at the end."""

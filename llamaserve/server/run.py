@@ -47,9 +47,10 @@ def run_server(
         loader = ServiceLoader(
             load, on_ready=lambda service: on_ready(service, url), on_failed=stop_on_failure, cancel_load=cancel_load
         )
+        closing = asyncio.Event()
         server = _Server(
             uvicorn.Config(
-                build_app(loader, config),
+                build_app(loader, config, closing),
                 http="httptools",
                 ws="none",
                 lifespan="on",
@@ -58,10 +59,11 @@ def run_server(
                 log_level="warning",
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=GRACE_S,
+                timeout_graceful_shutdown=2 * GRACE_S,
                 backlog=BACKLOG,
             ),
             loader,
+            closing,
         )
         server.run(sockets=[listener])
     if failures:
@@ -102,9 +104,10 @@ def _reason(error: OSError | UnicodeError) -> str:
 class _Server(uvicorn.Server):
     """uvicorn, but a stop ends the running requests instead of waiting for them, and a signal is a normal end."""
 
-    def __init__(self, config: uvicorn.Config, loader: ServiceLoader) -> None:
+    def __init__(self, config: uvicorn.Config, loader: ServiceLoader, closing: asyncio.Event) -> None:
         super().__init__(config)
         self._loader = loader
+        self._closing = closing
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; at the second signal, without waiting. The signal is not raised again: the exit code is 0."""
@@ -114,6 +117,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the service first, so that open streams end, then the connections."""
+        self._closing.set()
         closed = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -127,4 +131,11 @@ class _Server(uvicorn.Server):
         while not waiting.done() and not self.force_exit:
             await asyncio.wait({waiting}, timeout=0.1)
         waiting.cancel()
+        # Before uvicorn's own time is over: it would cancel the requests, with a traceback for each.
+        cutting = loop.call_later(GRACE_S, self._cut_connections)
         await super().shutdown(sockets)
+        cutting.cancel()
+
+    def _cut_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()

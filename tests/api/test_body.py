@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -12,6 +13,7 @@ from llamaserve.api.openai.body import ChatBody, CompletionBody, decode_body
 from llamaserve.api.openai.fields import MAX_NAMES_WARNED, UNHONOURED_FIELDS, UnknownFieldLog
 from llamaserve.api.openai.prompts import chat_prompt, completion_prompt, template_messages
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.chat.template import RenderedChat
 from llamaserve.engine.fake import BOS, EOS, N_VOCAB, FakeVocabulary
 from llamaserve.errors import BadRequest, BadSampler, BadTemplate, BadToken, EmptyPrompt, PromptTooLong, RequestError
 from llamaserve.request import SamplingParams
@@ -133,7 +135,7 @@ def test_null_means_absent_for_every_optional_field() -> None:
 )
 def test_what_changes_the_result_and_is_not_honoured_is_refused_by_name(fields: dict[str, object]) -> None:
     (name,) = fields
-    with pytest.raises(BadRequest, match=f"^{name} is ") as caught:
+    with pytest.raises(BadRequest, match=f"^{name} is .*: this server does not support it; leave it out$") as caught:
         completion(**fields)
     assert caught.value.param == name
 
@@ -242,8 +244,14 @@ def test_other_servers_words_for_off_and_random_mean_the_same() -> None:
         ({"logit_bias": {"5": True}}, "logit_bias"),
         ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"9" * 6000: 1}}, "logit_bias"),
+        ({"logit_bias": {" 1 ": 1}}, "logit_bias"),
+        ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+        ({"logit_bias": {"\u0663": 1}}, "logit_bias"),
+        ({"logit_bias": {"+1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1\n": 1}}, "logit_bias"),
+        ({"logit_bias": {"": 1}}, "logit_bias"),
     ],
-    ids=range(15),
+    ids=range(21),
 )
 def test_a_sampling_value_out_of_range_is_refused_under_the_clients_name(fields: dict[str, object], param: str) -> None:
     with pytest.raises((BadSampler, BadRequest), match=param) as caught:
@@ -309,6 +317,27 @@ def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -
     messages = [{"role": "user", "content": "x" * 2_000_000}]
     with pytest.raises(PromptTooLong, match="at least"):
         chat_prompt(chat(messages), LineTemplate(), vocab, N_CTX)
+
+
+class CountingTemplate(LineTemplate):
+    """Keeps how many messages it rendered."""
+
+    n_rendered = 0
+
+    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
+        self.n_rendered += len(messages)
+        return super().render(messages, add_generation_prompt=add_generation_prompt)
+
+
+def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_rendered() -> None:
+    """Rendering 20,000 messages takes seconds."""
+    template = CountingTemplate()
+    with pytest.raises(PromptTooLong, match=f"at least {N_CTX + 1} tokens") as caught:
+        chat_prompt(chat([{"role": "user"}] * (N_CTX + 1)), template, CountingVocabulary(), N_CTX)
+    assert (caught.value.n_prompt, caught.value.n_ctx) == (N_CTX + 1, N_CTX)
+    assert template.n_rendered == 0
+    chat_prompt(chat([{"role": "user"}] * N_CTX), template, CountingVocabulary(), N_CTX)
+    assert template.n_rendered == N_CTX
 
 
 def test_a_long_text_that_may_fit_is_tokenised_whole() -> None:

@@ -235,6 +235,21 @@ def test_an_odd_request_id_is_replaced(served: Served, wish: str) -> None:
     assert answered.startswith("req-")
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_a_probe_writes_its_line_at_debug_only(served: Served, caplog: pytest.LogCaptureFixture, path: str) -> None:
+    with caplog.at_level("DEBUG", logger="llamaserve.http"):
+        served.client.get(path, headers={"x-request-id": "probe-1"})
+        served.client.get("/v1/models", headers={"x-request-id": "other-1"})
+        wait_until(lambda: "probe-1" in caplog.text and "other-1" in caplog.text)
+    levels = {
+        word: record.levelname
+        for record in caplog.records
+        for word in ("probe-1", "other-1")
+        if word in record.getMessage()
+    }
+    assert levels == {"probe-1": "DEBUG", "other-1": "INFO"}
+
+
 def test_every_request_writes_one_line(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="llamaserve.http"):
         served.client.get("/v1/models/x%0Ay", headers={"x-request-id": "line-1"})

@@ -181,10 +181,10 @@ except ModelLoad as error:
 
 
 @contextlib.contextmanager
-def server_process(behaviour: str) -> Generator[subprocess.Popen[str], None, None]:
+def server_process(behaviour: str = "", program: str = SERVER) -> Generator[subprocess.Popen[str], None, None]:
     """A server in a process of its own, killed at the end if it still runs."""
     root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", SERVER, behaviour]
+    command = [sys.executable, "-c", program, behaviour]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -208,6 +208,70 @@ def test_a_signal_ends_open_streams_with_an_error_event_and_the_process_with_0(n
             *_, last = (line for line in lines if line)
         assert process.wait(timeout=PATIENCE_S) == 0
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+
+
+def test_a_body_that_is_still_on_its_way_does_not_hold_up_the_end() -> None:
+    """Neither for the grace that streams get, nor with a traceback."""
+    with server_process("ready") as process:
+        url = httpx.URL(first_line(process))
+        with contextlib.ExitStack() as connections:
+            for sent in (
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n",
+            ):
+                address = (url.host, url.port or 80)
+                connection = connections.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+                connection.sendall(sent)
+            assert httpx.get(url.join("/health")).status_code == 200  # it has read what was sent before
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert errors == ""
+
+
+SERVER_WITH_SMALL_BUFFERS = """
+import socket, sys, time
+from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.engine.fake import FakeEngine
+from llamaserve.server import run
+from llamaserve.service import Service
+
+run.GRACE_S = 0.2
+bind_socket = run.bind_socket
+
+def bind_with_small_buffer(config):
+    listener = bind_socket(config)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # accepted sockets inherit it
+    return listener
+
+def say_when_blocked(service, url):
+    print(url, flush=True)
+    while service.stats().generated_tokens < 5000:  # a megabyte of events
+        time.sleep(0.01)
+    print("blocked", flush=True)
+
+run.bind_socket = bind_with_small_buffer
+run.run_server(
+    lambda: Service(FakeEngine(n_ctx=64_000), None, SchedulerConfig(), "fake"),
+    HttpConfig(port=0),
+    on_ready=say_when_blocked,
+)
+"""
+
+
+def test_a_client_that_does_not_read_is_cut_off_at_the_end_without_a_traceback() -> None:
+    with server_process(program=SERVER_WITH_SMALL_BUFFERS) as process, socket.socket() as client:
+        url = httpx.URL(first_line(process))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((url.host, url.port))
+        body = b'{"prompt": "a", "stream": true}'
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        assert first_line(process) == "blocked"
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    assert errors == ""
 
 
 def test_a_signal_while_loading_ends_the_process() -> None:

@@ -76,7 +76,38 @@ def test_complete_into_a_closed_pipe_ends_without_a_traceback(model_path: Path) 
     errors = process.stderr.read()
     process.stderr.close()
     process.wait(timeout=TIMEOUT_S)
-    assert "Traceback" not in errors
+    assert (process.returncode, errors) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+@pytest.mark.parametrize("command", [["complete", "Once", "-n", "4"], ["info"], ["pull"]])
+def test_a_full_disk_ends_a_command_with_one_line(model_path: Path, command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "llamaserve", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "llamaserve: error: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams by the shell's words")
+def test_closed_streams_do_no_harm(model_path: Path) -> None:
+    command = shlex.join([sys.executable, "-m", "llamaserve", "complete", "Once", "-n", "2"])
+    done = subprocess.run(
+        ["sh", "-c", f"{command} <&- >&-"], stderr=subprocess.PIPE, encoding="utf-8", timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flag", ["-b", "-ub", "-ngl"])
+def test_a_size_beyond_llama_cpps_integers_ends_with_one_line(model_path: Path, flag: str) -> None:
+    done = llamaserve("complete", "hi", flag, "99999999999")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(r"llamaserve: error: n_\w+ is 99999999999: it must be .* to 2147483647\n", done.stderr)
 
 
 def test_chat_keeps_the_conversation_until_it_is_cleared(model_path: Path) -> None:

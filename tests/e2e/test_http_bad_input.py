@@ -28,6 +28,12 @@ BAD_INPUTS: dict[str, tuple[str, bytes | dict[str, object], int, tuple[str, ...]
     "an empty prompt": ("completions", {"prompt": ""}, 400, ("empty",)),
     "an empty list": ("completions", {"prompt": []}, 400, ("empty",)),
     "no messages": ("chat/completions", {"messages": []}, 400, ("messages",)),
+    "more messages than the context has tokens": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": "x"}] * 20_000},
+        400,
+        ("at least 20000 tokens", str(N_CTX)),
+    ),
     "an image": (
         "chat/completions",
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

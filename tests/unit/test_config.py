@@ -40,6 +40,9 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         ("n_threads", -1),
         ("n_threads_batch", 1025),
         ("n_gpu_layers", -1),
+        ("n_batch", 2**31),
+        ("n_ubatch", 2**31),
+        ("n_gpu_layers", 99_999_999_999),
         ("n_slots", True),
     ],
 )
@@ -65,6 +68,16 @@ def test_an_engine_option_of_the_wrong_type_is_refused_by_name(name: str, value:
     """K18: a string that looks like a profile would silently be the other one."""
     with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be {expected}$"):
         EngineConfig(**{"model_path": Path("model.gguf"), name: value})  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize("name", ["n_batch", "n_ubatch", "n_gpu_layers"])
+def test_a_size_may_be_as_large_as_llama_cpps_integers(name: str) -> None:
+    assert getattr(EngineConfig(Path("model.gguf"), **{name: 2**31 - 1}), name) == 2**31 - 1  # type: ignore[arg-type]
+
+
+def test_a_number_too_long_to_write_out_is_refused_as_well() -> None:
+    with pytest.raises(ConfigError, match=r"^n_ctx is <a number of 16610 bits>: it must be"):
+        EngineConfig(Path("model.gguf"), n_ctx=10**5000)
 
 
 def test_a_batch_smaller_than_the_slots_is_refused() -> None:

@@ -52,6 +52,12 @@ def test_the_sampling_defaults_are_those_of_llama_cpp() -> None:
         ("logit_bias", {1: math.inf}),
         ("logit_bias", {3: "x"}),
         ("logit_bias", {3: True}),
+        ("logit_bias", {3: False}),
+        ("logit_bias", {1: 10**400}),
+        ("logit_bias", {1: 10**5000}),
+        ("logit_bias", {1.5: 1.0}),
+        ("temperature", 10**5000),
+        ("top_k", 10**5000),
         ("logit_bias", {"3": 1.0}),
         ("logit_bias", {True: 1.0}),
         ("logit_bias", [1]),
@@ -59,6 +65,7 @@ def test_the_sampling_defaults_are_those_of_llama_cpp() -> None:
         ("ignore_eos", "false"),
         ("ignore_eos", 1),
     ],
+    ids=range(35),
 )
 def test_a_sampling_value_outside_its_range_is_refused_by_name(name: str, value: object) -> None:
     """K27: the message names the field, the value and the limit."""
@@ -119,6 +126,11 @@ def test_a_field_of_the_wrong_type_is_refused_by_name(name: str, value: object) 
     with pytest.raises(BadRequest, match=f"^{name} ") as caught:
         GenerationRequest(**fields)  # type: ignore[arg-type]  # that is the point
     assert caught.value.param == name
+
+
+def test_a_limit_too_long_to_write_out_is_refused_as_well() -> None:
+    with pytest.raises(BadRequest, match="max_tokens is <a number of"):
+        GenerationRequest("r", (1,), -(10**5000))
 
 
 @pytest.mark.parametrize("max_tokens", [0, -1])

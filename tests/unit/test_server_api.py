@@ -7,17 +7,18 @@ import dataclasses
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy
 import pytest
 
-from llamaserve import Server, load_service
+from llamaserve import Server, load_service, service
 from llamaserve.chat.template import ChatTemplate
 from llamaserve.config import EngineConfig, FlashAttention, Profile, SchedulerConfig
-from llamaserve.engine.fake import BOS, EOS, FakeEngine, scripted
+from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeVocabulary, scripted
 from llamaserve.engine.port import Engine
 from llamaserve.errors import (
     BadRequest,
@@ -187,6 +188,42 @@ def test_an_async_stream_that_is_left_frees_its_slot() -> None:
     asyncio.run(check())
 
 
+def listeners() -> int:
+    """How many consumers wait for events, in the whole process."""
+    return sum(isinstance(each, (service._ThreadListener, service._TaskListener)) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_failed_streams_leave_nothing_behind_even_without_a_collection(kind: str) -> None:
+    """K7, S54: the error's traceback refers to the stream, and the caller keeps the error."""
+    errors: list[DeadlineExceeded] = []
+
+    async def read_async(server: Server) -> None:
+        async for _ in server.astream("p", max_tokens=None, timeout_s=1e-6):
+            pass
+
+    def read(server: Server) -> None:
+        if kind == "async":
+            asyncio.run(read_async(server))
+        else:
+            list(server.stream("p", max_tokens=None, timeout_s=1e-6))
+
+    with endless().server as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(200):
+                with pytest.raises(DeadlineExceeded) as caught:
+                    read(server)
+                errors.append(caught.value)
+            assert server.generate("p", max_tokens=2).finish_reason is FinishReason.LENGTH
+            assert listeners() == 0
+        finally:
+            gc.enable()
+        assert server.service.stats().requests_cancelled == 200
+    assert len(errors) == 200
+
+
 def test_a_request_that_runs_out_of_time_raises() -> None:
     """K37, K38: an error, never a short answer."""
     with endless().server as server:
@@ -222,6 +259,8 @@ def test_an_error_in_the_middle_is_raised_not_cut_short() -> None:
         ([], EmptyPrompt),
         ([258], BadToken),
         ([-1], BadToken),
+        ([10**5000], BadToken),
+        ([-(10**5000)], BadToken),
         ("p" * 2000, PromptTooLong),
         ("\ud800", BadRequest),
         (b"bytes", BadRequest),
@@ -282,13 +321,28 @@ def test_bad_values_raise_before_anything_is_queued(served: Served) -> None:
         server.generate("p", stop="")
     with pytest.raises(BadRequest, match="stop holds 7"):
         server.generate("p", stop=[7])  # type: ignore[list-item]  # that is the point
-    with pytest.raises(BadRequest, match="stop is None"):
-        server.generate("p", stop=None)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(BadRequest, match="stop is 5"):
+        server.generate("p", stop=5)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(BadRequest, match=r"stop holds <a number"):
+        server.generate("p", stop=[10**5000])  # type: ignore[list-item]  # that is the point
+    with pytest.raises(BadSampler, match="logit_bias is"):
+        server.generate("p", logit_bias=[(1, 1.0)])  # type: ignore[arg-type]  # that is the point
     with pytest.raises(BadRequest, match="timeout_s"):
         server.generate("p", timeout_s=0)
     with pytest.raises(BadToken):
         server.generate("p", logit_bias={99999: 1.0})
     assert served.engine.opened == []
+
+
+def test_none_is_as_if_stop_and_logit_bias_were_not_given(served: Served) -> None:
+    assert served.server.generate("p", stop=None, logit_bias=None).text == "one two three"
+    assert served.engine.opened[-1].sampling == SamplingParams()
+
+
+@pytest.mark.parametrize("text", [None, 5, b"bytes"])
+def test_only_a_text_can_be_tokenised(server: Server, text: Any) -> None:
+    with pytest.raises(BadRequest, match=r"the text is .*: it must be a string"):
+        server.tokenize(text)
 
 
 def test_a_model_without_a_template_cannot_chat() -> None:
@@ -330,8 +384,28 @@ def test_tokens_become_text_again(server: Server) -> None:
     assert server.tokenize("<eos>", add_special=False, parse_special=False) == list(b"<eos>")
     assert server.detokenize([104, EOS], special=True) == "h<eos>"
     assert server.detokenize([0xF0, 0x9F]) == "\ufffd"
-    with pytest.raises(BadToken):
-        server.detokenize([300])
+    for token in (300, 10**5000):
+        with pytest.raises(BadToken):
+            server.detokenize([token])
+
+
+class NarrowVocabulary(FakeVocabulary):
+    """Takes 64-bit integers only, as a native one."""
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
+        return super().detokenize(array("q", tokens), special=special)
+
+
+def test_a_token_no_c_integer_holds_is_a_bad_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    monkeypatch.setattr(FakeEngine, "vocab", NarrowVocabulary())
+    with Served(engine, None).server as server:
+        assert server.detokenize([104, 105]) == "hi"
+        assert server.detokenize([]) == ""
+        for token in (2**63, -(2**63) - 1, 10**5000):
+            with pytest.raises(BadToken) as caught:
+                server.detokenize([104, token])
+            assert caught.value.param == "tokens"
 
 
 def test_a_closed_server_refuses(server: Server) -> None:

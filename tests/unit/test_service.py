@@ -284,9 +284,9 @@ def test_an_id_is_not_free_before_its_consumer_has_cancelled(monkeypatch: pytest
         return cancel(thread, request_id)
 
     stream = service.stream_blocking(request())
-    for event in stream:
-        if isinstance(event, Finished):
-            monkeypatch.setattr(SchedulerThread, "cancel", reuse_then_cancel)
+    next(stream)
+    monkeypatch.setattr(SchedulerThread, "cancel", reuse_then_cancel)
+    assert isinstance(list(stream)[-1], Finished)
     assert SchedulerThread.cancel is cancel, "the consumer left without a cancel"
     assert answers == []
     service.close()
@@ -340,6 +340,34 @@ def test_a_thread_that_runs_out_of_time_gets_an_error_and_its_slot_is_free() -> 
     gate.is_open.set()
     until_idle(service)
     assert service.stats().requests_cancelled == 1
+    service.close()
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_a_request_is_cancelled_before_its_consumer_hears_that_its_time_is_over(kind: str) -> None:
+    """K7, S54: the consumer keeps the iterator and never takes another step."""
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=1, before_step=gate))
+
+    async def first_event() -> Event:
+        stream = service.stream(request("kept"), timeout_s=0.01)
+        event = await anext(stream)
+        await asyncio.to_thread(finish)
+        await stream.aclose()
+        return event
+
+    def finish() -> None:
+        gate.is_open.set()
+        until_idle(service)
+        assert service.stats().requests_cancelled == 1
+
+    if kind == "async":
+        event = asyncio.run(first_event())
+    else:
+        stream = service.stream_blocking(request("kept"), timeout_s=0.01)
+        event = next(stream)
+        finish()
+    assert isinstance(error_of([event]), DeadlineExceeded)
     service.close()
 
 
@@ -436,8 +464,12 @@ def test_time_enough_changes_nothing(service: Service) -> None:
     assert isinstance(list(service.stream_blocking(request(), timeout_s=PATIENCE_S))[-1], Finished)
 
 
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan"), float("inf"), "5", True])
-def test_a_time_limit_is_a_number_above_zero(service: Service, timeout_s: float) -> None:
+@pytest.mark.parametrize(
+    "timeout_s",
+    [0.0, -1.0, float("nan"), float("inf"), "5", True, 1e10, 1e300, 10**400, 10**5000],
+    ids=range(10),
+)
+def test_a_time_limit_is_a_number_above_zero_that_timers_can_wait(service: Service, timeout_s: float) -> None:
     with pytest.raises(BadRequest, match="timeout_s"):
         next(service.stream_blocking(request(), timeout_s=timeout_s))
     with pytest.raises(BadRequest, match="timeout_s"):

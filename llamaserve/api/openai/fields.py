@@ -8,10 +8,9 @@ with a warning, once for each name.
 from __future__ import annotations
 
 import logging
-import reprlib
 from collections.abc import Iterable, Mapping
 
-from llamaserve.errors import BadRequest
+from llamaserve.errors import BadRequest, shown
 
 logger = logging.getLogger("llamaserve.api")
 
@@ -116,8 +115,7 @@ def refuse_unhonoured(fields: Mapping[str, object]) -> None:
         neutral = UNHONOURED_FIELDS.get(name)
         if neutral is None or value is None or any(_is_same(value, allowed) for allowed in neutral):
             continue
-        allowed_text = " or ".join([*(reprlib.repr(allowed) for allowed in neutral), "nothing"])
-        raise BadRequest(f"{name} is {reprlib.repr(value)}: this server does not support it; send {allowed_text}", name)
+        raise BadRequest(f"{name} is {shown(value)}: this server does not support it; leave it out", name)
 
 
 def _is_same(value: object, allowed: object) -> bool:

@@ -49,11 +49,15 @@ def chat_prompt(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The tokens of a conversation, and the stop strings its template adds.
 
-    Raises BadRequest for messages we cannot use, BadTemplate when the template cannot render them,
-    PromptTooLong for a text far over the context.
+    Raises BadRequest for messages we cannot use, BadTemplate when the template cannot render them, PromptTooLong for a
+    text far over the context and, before anything is rendered, for more messages than the context has tokens.
     """
     if template is None:
         raise BadTemplate("the model has no chat template: use /v1/completions")
+    # Templates take their time for each message, not for its text, of which they may leave some out. A message is a
+    # token at least: a template marks where each begins.
+    if len(body.messages) > n_ctx:
+        raise PromptTooLong(len(body.messages), n_ctx, is_at_least=True)
     rendered = template.render(template_messages(body.messages))
     return _tokenize(rendered.prompt, vocab, n_ctx), rendered.stops
 
@@ -94,12 +98,13 @@ def _text(message: ChatMessage, path: str) -> str:
     if isinstance(content, str):
         return content
     # Several parts are lines of one text, as in llama.cpp's own templates.
-    return "\n".join(_part_text(part, f"{path}.content[{index}]") for index, part in enumerate(content or ()))
+    return "\n".join(
+        part if isinstance(part, str) else _part_text(part, f"{path}.content[{index}]")
+        for index, part in enumerate(content or ())
+    )
 
 
-def _part_text(part: ContentPart | str, path: str) -> str:
-    if isinstance(part, str):
-        return part
+def _part_text(part: ContentPart, path: str) -> str:
     if part.type != "text":
         raise BadRequest(
             f"{path}.type is {part.type[:64]!r}: this server reads parts of type 'text' only", f"{path}.type"

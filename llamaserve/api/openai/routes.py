@@ -1,21 +1,22 @@
-"""The OpenAI endpoints. Event loop; reading bodies, templates and tokenising run on worker threads."""
+"""The OpenAI endpoints. Event loop; decoding bodies, templates and tokenising run on threads of their own."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import msgspec
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamaserve.api.disconnect import until_disconnect
+from llamaserve.api.disconnect import until_disconnect, until_set
 from llamaserve.api.openai.answers import (
     CHAT_CHUNKS,
     COMPLETION_CHUNKS,
@@ -34,6 +35,10 @@ from llamaserve.api.sse import EventStreamResponse
 from llamaserve.errors import Cancelled, EngineError, LlamaServeError, ModelNotFound
 from llamaserve.request import Event, Finished, GenerationRequest, TextDelta
 from llamaserve.service import Service
+
+PREPARING_THREADS = 2
+"""Bodies that are decoded, rendered and tokenised at the same time: one large body must not hold up all others, and
+many must not take the cores and the memory from the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,18 @@ class PreparedRequest:
 class OpenAIRoutes:
     """OpenAI's endpoints over one service.
 
-    Event loop only. ``service`` gives the running service and raises EngineDown while there is none.
+    Event loop only. ``service`` gives the running service and raises EngineDown while there is none; ``closing`` is set
+    when bodies that are still on their way shall not be waited for.
     """
 
-    def __init__(self, service: Callable[[], Service], *, max_body_bytes: int, system_fingerprint: str) -> None:
+    def __init__(
+        self, service: Callable[[], Service], closing: asyncio.Event, *, max_body_bytes: int, system_fingerprint: str
+    ) -> None:
         self._service = service
+        self._closing = closing
+        # Not the loop's pool: what waits for a thread here is dropped when its client leaves, and what runs keeps its
+        # thread until it ends, so that there are never more than these.
+        self._preparing = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="llamaserve-prepare")
         self._max_body_bytes = max_body_bytes
         self._system_fingerprint = system_fingerprint
         self._started = int(time.time())
@@ -80,6 +92,10 @@ class OpenAIRoutes:
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/chat/completions", self.chat, methods=["POST"]),
         ]
+
+    def close(self) -> None:
+        """End the threads; what waits for one is dropped. May be called twice."""
+        self._preparing.shutdown(wait=False, cancel_futures=True)
 
     async def list_models(self, request: Request) -> Response:
         """``GET /v1/models``."""
@@ -103,9 +119,10 @@ class OpenAIRoutes:
         self, request: Request, endpoint: Endpoint, prepare: Callable[[Service, str, bytes], PreparedRequest]
     ) -> Response:
         service = self._service()
-        body = await _read_body(request, self._max_body_bytes)
+        body = await until_set(self._closing, _read_body(request, self._max_body_bytes))
         request_id = endpoint.id_prefix + secrets.token_hex(12)
-        prepared = await run_in_threadpool(prepare, service, request_id, body)
+        prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, request_id, body))
+        del body  # up to megabytes, which the answer does not need
         head = AnswerHead(request_id, int(time.time()), service.model_name, self._system_fingerprint)
         events = service.stream(prepared.generation)
         if prepared.is_streamed:
@@ -115,6 +132,15 @@ class OpenAIRoutes:
         if isinstance(outcome, _Broken):
             return error_response(outcome.error, has_spent_tokens=outcome.n_tokens > 0)
         return _json(endpoint.answer(head, outcome.text, outcome.finished))
+
+    async def _on_thread(
+        self,
+        prepare: Callable[[Service, str, bytes], PreparedRequest],
+        service: Service,
+        request_id: str,
+        body: bytes,
+    ) -> PreparedRequest:
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare, service, request_id, body)
 
     def _prepare_completion(self, service: Service, request_id: str, body: bytes) -> PreparedRequest:
         decoded = decode_body(body, CompletionBody, self._unknown_fields)

@@ -7,6 +7,7 @@ or 2**32 - 1 draws one, a ``top_k`` below 0 keeps all tokens, ``max_tokens`` -1 
 from __future__ import annotations
 
 import math
+import re
 
 from llamaserve.api.openai.body import GenerationBody
 from llamaserve.errors import BadRequest, BadSampler, BadToken
@@ -14,6 +15,7 @@ from llamaserve.request import SamplingParams
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
 UNTIL_CONTEXT_ENDS = -1
+_TOKEN_ID = re.compile(r"-?[0-9]{1,20}")
 
 
 def sampling_params(body: GenerationBody, n_vocab: int) -> SamplingParams:
@@ -76,10 +78,10 @@ def _logit_bias(body: GenerationBody, n_vocab: int) -> dict[int, float] | None:
 
 
 def _bias_token(token: str | int, n_vocab: int) -> int:
-    try:
-        token_id = int(token)
-    except ValueError as error:
-        raise BadSampler("logit_bias", token, "an object whose names are token ids") from error
+    # int() alone would also take " 1 ", "1_0" and the digits of other scripts.
+    if isinstance(token, str) and not _TOKEN_ID.fullmatch(token):
+        raise BadSampler("logit_bias", token, "an object whose names are token ids")
+    token_id = int(token)
     if not 0 <= token_id < n_vocab:
         raise BadToken(token_id, n_vocab, "logit_bias")
     return token_id

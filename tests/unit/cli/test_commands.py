@@ -1,5 +1,6 @@
 """What each command does with its flags, where it writes, and how it ends."""
 
+import errno
 import importlib.metadata
 import io
 import json
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from llamaserve.cli import serving
+from llamaserve.cli.model_facts import parameters, quantisation
 from llamaserve.config import FlashAttention, Profile
 from llamaserve.engine.fake import scripted
 from llamaserve.engine.port import MemoryKind
@@ -19,6 +22,24 @@ from tests.unit.cli.conftest import MODEL_PATH, FakeParts, Header, Run
 
 def give_stdin(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="ascii"))
+
+
+class Terminal(io.TextIOWrapper):
+    """Input that somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Unwritable(io.StringIO):
+    """Output that fails at the first flush, as a file does on a full disk and a pipe whose reader has gone."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self._error = error
+
+    def flush(self) -> None:
+        raise self._error
 
 
 def test_version_is_the_packages(run: Run) -> None:
@@ -113,6 +134,7 @@ def test_the_parity_profile_computes_prompts_alone(run: Run, fake: FakeParts) ->
 def test_serve_says_what_it_serves_where_and_how_to_try_it(run: Run) -> None:
     ended = run("serve", "--host", "0.0.0.0", "--port", "9000", "-np", "2", "-a", "it's tiny")
     assert "llamaserve serves it's tiny at http://0.0.0.0:9000" in ended.out
+    assert "fake, 0.0 M parameters, 0 MB" in ended.out
     assert "1024 tokens, 2 slots" in ended.out
     curl = shlex.split(next(line for line in ended.out.splitlines() if line.strip().startswith("curl ")))
     assert curl[1] == "http://127.0.0.1:9000/v1/chat/completions"
@@ -199,6 +221,39 @@ def test_a_prompt_longer_than_the_context_names_both(run: Run, fake: FakeParts) 
     assert "the prompt has 22 tokens, the context holds 8" in ended.err
 
 
+@pytest.mark.parametrize("command", [["complete", "hi"], ["info"], ["pull"], ["chat"], ["--version"]])
+def test_output_that_cannot_be_written_ends_with_1_and_one_line(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    fake.continuation = scripted({"hi": "ho", "user: hi|assistant:": "ho"})
+    give_stdin(monkeypatch, b"hi\n")
+    monkeypatch.setattr(sys, "stdout", Unwritable(OSError(errno.ENOSPC, "No space left on device")))
+    ended = run(*command)
+    assert ended.code == 1
+    assert ended.err.splitlines()[-1] == "llamaserve: error: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize("command", [["complete", "hi"], ["info"], ["pull"], ["--version"]])
+def test_a_reader_who_has_seen_enough_ends_a_command_silently(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """With what a shell reports of programs that SIGPIPE ended."""
+    fake.continuation = scripted({"hi": "ho"})
+    monkeypatch.setattr(sys, "stdout", Unwritable(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    ended = run(*command)
+    assert ended.code == 141
+    assert "rror" not in ended.err
+
+
+def test_serve_goes_on_when_nobody_can_read_what_it_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ready_text", lambda service, url: raise_no_space())
+    assert run("serve").code == 0
+
+
+def raise_no_space() -> str:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_pull_prints_the_path(run: Run, fake: FakeParts) -> None:
     ended = run("pull", "hf:owner/repo/tiny.gguf")
     assert (ended.code, ended.out) == (0, f"{MODEL_PATH}\n")
@@ -209,7 +264,8 @@ def test_info_says_what_the_file_says(run: Run) -> None:
     lines = dict(line.split(maxsplit=1) for line in run("info", "tiny.gguf").out.splitlines())
     assert lines["file"] == str(MODEL_PATH)
     assert lines["architecture"] == "llama"
-    assert lines["parameters"] == "1.2 million in 12 tensors"
+    assert lines["parameters"] == "1.2 M in 12 tensors"
+    assert lines["quantisation"] == "Q4_1"
     assert lines["size"] == "2.5 MB"
     assert lines["context"] == "2048 tokens"
     assert lines["memory"] == "KV cache"
@@ -217,6 +273,28 @@ def test_info_says_what_the_file_says(run: Run) -> None:
     assert lines["vocabulary"] == "99 tokens"
     assert lines["license"] == "mit"
     assert lines["chat"] == "template 26 characters (--template shows it)"
+
+
+@pytest.mark.parametrize(
+    ("description", "part"),
+    [
+        ("llama 256M Q4_1", "Q4_1"),
+        ("qwen3 4B Q4_K - Medium", "Q4_K - Medium"),
+        ("phi3 ?B all F32", "all F32"),
+        ("fake bytes", None),
+        ("", None),
+    ],
+)
+def test_the_quantisation_is_what_llama_cpp_says_after_family_and_size(description: str, part: str | None) -> None:
+    assert quantisation(description) == part
+
+
+def test_parameters_are_counted_in_millions_and_from_a_billion_on_in_billions() -> None:
+    assert [parameters(n_params) for n_params in (134_515_008, 999_000_000, 8_030_261_248)] == [
+        "134.5 M",
+        "999.0 M",
+        "8.0 B",
+    ]
 
 
 def test_no_control_character_of_a_file_reaches_the_terminal(run: Run) -> None:
@@ -268,3 +346,19 @@ def test_chat_reads_lines_from_a_pipe_and_answers_each(
     give_stdin(monkeypatch, b"hi\nbye\n")
     ended = run("chat", "--system", "be brief")
     assert (ended.code, ended.out) == (0, "hello\nsee you\n")
+
+
+def test_chat_says_at_a_terminal_who_answers_and_how_to_end(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.continuation = scripted({"user: hi|assistant:": "hello"})
+    monkeypatch.setattr(sys, "stdin", Terminal(io.BytesIO(b"hi\n"), encoding="ascii"))
+    ended = run("chat")
+    assert ended.code == 0
+    (hint,) = [line for line in ended.err.splitlines() if line.startswith("[")]
+    assert all(word in hint for word in ("smollm2", "/exit", "/clear", "Ctrl-C"))
+
+
+def test_chat_says_nothing_of_it_to_a_pipe(run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_stdin(monkeypatch, b"")
+    assert "/exit" not in run("chat").err

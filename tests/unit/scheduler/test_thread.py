@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, FakeFlag
 from llamaserve.engine.port import StepPlan
-from llamaserve.errors import Cancelled, EngineDown
+from llamaserve.errors import Cancelled, EngineDown, LlamaServeError
 from llamaserve.request import Event, Failed, Finished, GenerationRequest
 from llamaserve.scheduler.scheduler import Scheduler
 from llamaserve.scheduler.thread import SchedulerThread
@@ -209,3 +212,78 @@ def test_many_threads_submit_and_cancel_and_each_gets_one_answer() -> None:
     running.thread.close()
     assert sorted(answered) == sorted(f"r{n}" for n in range(n_requests))
     assert running.delivered.empty()
+
+
+def in_a_fork(work: Callable[[], str], patience_s: int = 30) -> str:
+    """What ``work`` returns in a forked child, or the error it raises there; empty if the child hangs."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that there are threads is the point
+        process_id = os.fork()
+    if process_id == 0:
+        signal.alarm(patience_s)
+        try:
+            said = work()
+        except LlamaServeError as error:
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, said.encode())
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    os.waitpid(process_id, 0)
+    return said
+
+
+LOADED_BEFORE_FORK = "EngineDown: the model was loaded before a fork: load it in the child process"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("has_served", [False, True])
+def test_a_forked_child_is_told_that_there_is_no_model(has_served: bool) -> None:
+    """No thread survives a fork: nobody would ever answer there. The parent goes on."""
+    running = Running(FakeEngine())
+
+    def submit_in_child() -> str:
+        running.submit()
+        return "submitted"
+
+    if has_served:
+        running.submit()
+        running.terminal()
+    assert in_a_fork(submit_in_child) == LOADED_BEFORE_FORK
+    assert in_a_fork(lambda: repr(running.thread.failure)) == repr(EngineDown(LOADED_BEFORE_FORK.split(": ", 1)[1]))
+    assert running.thread.failure is None
+    running.submit()
+    assert isinstance(running.terminal()[1], Finished)
+    running.thread.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_can_cancel_and_close_whatever_its_parent_was_doing() -> None:
+    """The locks may be held for ever there, and the engine is the parent's."""
+    entered = threading.Event()
+    running = Running(FakeEngine(before_step=blocks_until_flagged(entered)))
+    running.submit()
+    assert entered.wait(PATIENCE_S)
+
+    def leave() -> str:
+        was_live = running.thread.cancel("r")
+        running.thread.close()
+        return f"{was_live} {running.engine.is_shut_down}"
+
+    are_held, may_go = threading.Event(), threading.Event()
+
+    def hold_locks() -> None:
+        with running.thread._lock, running.thread._scheduler._inbox._lock:
+            are_held.set()
+            may_go.wait(PATIENCE_S)
+
+    holder = threading.Thread(target=hold_locks)
+    holder.start()
+    assert are_held.wait(PATIENCE_S)
+    assert in_a_fork(leave) == "False False"
+    may_go.set()
+    holder.join()
+    running.thread.close()
