@@ -1,5 +1,7 @@
 #include "engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "error.h"
@@ -8,7 +10,7 @@
 namespace llamaserve {
 
 Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
-    : model_(std::move(model)), options_(options), ctx_(make_context(*model_, options)),
+    : owner_(getpid()), model_(std::move(model)), options_(options), ctx_(make_context(*model_, options)),
       memory_(llama_get_memory(ctx_.get())) {
     sizes_.n_ctx     = llama_n_ctx(ctx_.get());
     sizes_.n_ctx_seq = llama_n_ctx_seq(ctx_.get());
@@ -33,6 +35,14 @@ Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
 Engine::~Engine() { shutdown(); }
 
 void Engine::shutdown() {
+    if (getpid() != owner_) {
+        // A forked child has the memory but not the worker, and waiting for that would never end. The process's end
+        // frees the rest.
+        (void) worker_.release();
+        (void) ctx_.release();
+        lost_ = "the engine was loaded before a fork";
+        return;
+    }
     wait_for_step();
     worker_.reset();
     is_outstanding_ = false;
@@ -173,7 +183,7 @@ std::vector<RowOutput> Engine::collect(int64_t ticket) {
 }
 
 void Engine::wait_for_step() {
-    if (worker_) {
+    if (worker_ && getpid() == owner_) {
         worker_->wait_idle();
     }
 }

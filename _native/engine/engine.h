@@ -5,6 +5,8 @@
 // first, so the two never meet. libllama aborts the process on bad input: everything is checked before the call.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -118,6 +120,7 @@ private:
     const PromptPiece * piece_of(size_t row) const;
     Sequence & sequence(size_t row) { return *sequences_[outputs_[row].seq_id]; }
 
+    pid_t                                  owner_;  // the process that has the worker; a forked child has none
     std::shared_ptr<Model>                 model_;
     ContextOptions                         options_;
     ContextHandle                          ctx_;

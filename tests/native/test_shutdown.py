@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -67,3 +69,23 @@ def test_a_flag_that_is_set_before_the_step_stops_all_its_rows(load: LoadEngine,
     assert [row.error for row in rows] == [RowError.ABORTED, RowError.ABORTED]
     with pytest.raises(EngineError, match="no token to decode"):
         engine.submit(StepPlan(decode=[0]))
+
+
+FORK = """
+import os, sys
+from pathlib import Path
+from llamaserve.config import EngineConfig
+from llamaserve.engine.native import NativeEngine
+
+engine = NativeEngine.load(EngineConfig(Path(sys.argv[1]), n_ctx=256, n_threads=1))
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_forked_child_ends_without_the_worker_it_does_not_have(dense_model: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", FORK, str(dense_model)], timeout=60, check=False)
+    assert run.returncode == 7
