@@ -11,7 +11,7 @@ namespace llamaserve {
 
 Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
     : owner_(getpid()), model_(std::move(model)), options_(options), ctx_(make_context(*model_, options)),
-      memory_(llama_get_memory(ctx_.get())) {
+      memory_(std::make_unique<KvMemory>(ctx_.get(), *model_, options)) {
     sizes_.n_ctx     = llama_n_ctx(ctx_.get());
     sizes_.n_ctx_seq = llama_n_ctx_seq(ctx_.get());
     sizes_.n_batch   = (int32_t) llama_n_batch(ctx_.get());
@@ -49,7 +49,7 @@ void Engine::shutdown() {
     flag_.reset();
     sequences_.clear();
     ctx_.reset();
-    memory_ = nullptr;
+    memory_.reset();
     if (lost_.empty()) {
         lost_ = "the engine was shut down";
     }
@@ -64,7 +64,7 @@ void Engine::warm_up() {
         throw ModelLoadError(with_llama_log("the model cannot compute a token: " + row.message));
     }
     close(0);
-    llama_memory_clear(memory_, true);
+    memory_->clear();
 }
 
 // --- sequences ---
@@ -76,24 +76,24 @@ void Engine::open(llama_seq_id seq_id, const SamplerSpec & spec) {
         throw EngineError("sequence id " + std::to_string(seq_id) + " is outside 0.." +
                           std::to_string(sizes_.n_slots - 1));
     }
-    if (sequences_[seq_id]) {
+    if (is_open(seq_id)) {
         throw EngineError("sequence " + std::to_string(seq_id) + " is open already");
     }
     auto sequence          = std::make_unique<Sequence>();
     sequence->sampler      = make_sampler(spec, *model_);
     sequence->reads_prompt = spec.has_penalties();
-    sequence->n_past       = (llama_pos) memory_seq_length(seq_id);
+    sequence->n_past       = (llama_pos) memory_->length(seq_id);
     sequences_[seq_id]     = std::move(sequence);
 }
 
 bool Engine::close(llama_seq_id seq_id) {
     wait_for_step();
-    if (!is_slot(seq_id) || sequences_.empty() || !sequences_[seq_id]) {
+    if (!is_open(seq_id)) {
         return false;
     }
     sequences_[seq_id].reset();
     if (lost_.empty()) {
-        llama_memory_seq_rm(memory_, seq_id, -1, -1);
+        memory_->remove(seq_id, -1, -1);
     }
     return true;
 }
@@ -116,7 +116,7 @@ void Engine::check_up() const {
 }
 
 Engine::Sequence & Engine::check_row(llama_seq_id seq_id, std::vector<bool> & seen) const {
-    if (!is_slot(seq_id) || !sequences_[seq_id]) {
+    if (!is_open(seq_id)) {
         throw EngineError("sequence " + std::to_string(seq_id) + " is not open");
     }
     if (seen[seq_id]) {
@@ -350,14 +350,14 @@ void Engine::fail_row(size_t row, RowError error, const std::string & message) {
     Sequence & owner = sequence(row);
     if (error == RowError::context_full) {
         // A half of a piece may be in memory: the row is as before the step, so that it can be tried again.
-        if (forget_tail(outputs_[row].seq_id, row_starts_[row])) {
+        if (memory_->remove(outputs_[row].seq_id, row_starts_[row], -1)) {
             owner.n_past = row_starts_[row];
             return;
         }
         outputs_[row].error = RowError::decode;
     }
     if (lost_.empty()) {
-        llama_memory_seq_rm(memory_, outputs_[row].seq_id, -1, -1);
+        memory_->remove(outputs_[row].seq_id, -1, -1);
     }
     owner.n_past = 0;
     owner.drawn.reset();
@@ -387,76 +387,35 @@ void Engine::abort_pending_rows() {
 
 // --- memory ---
 
-void Engine::check_memory_id(llama_seq_id seq_id) const {
-    // Unified KV keeps books for every id llama.cpp knows; split KV and recurrent states only for those that decode.
-    const int64_t limit = options_.kv_unified && !has_recurrent_state() ? (int64_t) llama_max_parallel_sequences() : sizes_.n_slots;
-    if (seq_id < 0 || seq_id >= limit) {
-        throw EngineError("sequence id " + std::to_string(seq_id) + " is outside 0.." + std::to_string(limit - 1));
-    }
-}
-
 int64_t Engine::memory_seq_length(llama_seq_id seq_id) {
     wait_for_step();
     check_up();
-    check_memory_id(seq_id);
-    return (int64_t) llama_memory_seq_pos_max(memory_, seq_id) + 1;
+    return memory_->length(seq_id);
 }
 
 void Engine::memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to) {
-    const int64_t length    = memory_seq_length(source);
-    const bool    is_whole  = from <= 0 && (to < 0 || to >= length);
-    const bool    is_open   = is_slot(target) && sequences_[target];
-    if (source == target) {
-        throw EngineError("sequence " + std::to_string(source) + " cannot be copied onto itself");
-    }
-    if (!is_whole && (has_recurrent_state() || !options_.kv_unified)) {
-        throw EngineError("only a whole sequence can be copied in split KV or recurrent memory");
-    }
-    if (llama_model_n_swa(model_->get()) > 0 && !options_.swa_full) {
-        // A cell with two owners is never reused: the window's cache would run dry.
-        throw EngineError("a sliding window without swa_full cannot be shared");
-    }
-    const int64_t target_length = memory_seq_length(target);
-    if (target_length != std::max<llama_pos>(from, 0)) {
-        throw EngineError("sequence " + std::to_string(target) + " holds " + std::to_string(target_length) +
-                          " tokens: a copy must go on where it ends");
-    }
-    if (is_open && sequences_[target]->drawn) {
+    wait_for_step();
+    check_up();
+    if (is_open(target) && sequences_[target]->drawn) {
         throw EngineError("sequence " + std::to_string(target) + " has drawn a token already");
     }
-    llama_memory_seq_cp(memory_, source, target, is_whole ? -1 : from, is_whole ? -1 : to);
-    if (is_open) {
-        sequences_[target]->n_past = (llama_pos) memory_seq_length(target);
+    memory_->copy(source, target, from, to);
+    if (is_open(target)) {
+        sequences_[target]->n_past = (llama_pos) memory_->length(target);
     }
-}
-
-bool Engine::forget_tail(llama_seq_id seq_id, llama_pos from) {
-    const llama_pos end = llama_memory_seq_pos_max(memory_, seq_id) + 1;
-    if (from >= end) {
-        return true;
-    }
-    const int32_t n_swa = llama_model_n_swa(model_->get());
-    if (n_swa > 0 && !options_.swa_full && from > 0) {
-        // llama.cpp says yes although the window before `from` is gone, and computes garbage afterwards.
-        if (llama_memory_seq_pos_min(memory_, seq_id) > std::max(0, from - n_swa)) {
-            return false;
-        }
-    }
-    return llama_memory_seq_rm(memory_, seq_id, from, -1);
 }
 
 bool Engine::memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to) {
-    const int64_t length = memory_seq_length(seq_id);
-    const bool    is_tail = to < 0 || to >= length;
-    const bool    is_open = is_slot(seq_id) && sequences_[seq_id];
-    if (is_open && !is_tail) {
+    wait_for_step();
+    check_up();
+    if (is_open(seq_id) && !memory_->is_tail(seq_id, to)) {
         throw EngineError("only the tail of an open sequence can be removed");
     }
-    if (!(is_tail ? forget_tail(seq_id, from) : llama_memory_seq_rm(memory_, seq_id, from, to))) {
+    if (!memory_->remove(seq_id, from, to)) {
         return false;
     }
-    if (is_open) {
-        sequences_[seq_id]->n_past = (llama_pos) memory_seq_length(seq_id);
+    if (is_open(seq_id)) {
+        sequences_[seq_id]->n_past = (llama_pos) memory_->length(seq_id);
         sequences_[seq_id]->drawn.reset();
     }
     return true;

@@ -16,6 +16,7 @@
 #include "batch.h"
 #include "cancel_flag.h"
 #include "context.h"
+#include "kv_memory.h"
 #include "llama_handles.h"
 #include "model.h"
 #include "sampler.h"
@@ -57,13 +58,9 @@ public:
         return collect(submit(std::move(plan), std::move(flag)));
     }
 
-    // Add the cells of [from, to) of one sequence to another, which must end where they begin; to < 0 is the end. Metadata
-    // only. Throws EngineError where llama.cpp cannot: a part of a sequence in split KV or in recurrent memory, a
-    // sliding window without swa_full.
-    void memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to);
-    // Remove the cells of [from, to); false, and nothing changed, where the memory cannot forget just that part.
-    bool memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to);
-    // Tokens of a sequence whose state the memory holds.
+    // As KvMemory's; a sequence that is open goes on from what it holds afterwards, and draws its last token again.
+    void    memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to);
+    bool    memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to);
     int64_t memory_seq_length(llama_seq_id seq_id);
 
     // KV cells held by open sequences.
@@ -92,7 +89,6 @@ private:
     void       check_up() const;
     void       check_plan(const StepPlan & plan) const;
     Sequence & check_row(llama_seq_id seq_id, std::vector<bool> & seen) const;
-    void       check_memory_id(llama_seq_id seq_id) const;
     void       wait_for_step();
     void       warm_up();
 
@@ -109,13 +105,11 @@ private:
     void fail_range(size_t begin, size_t end, const std::string & message);
     void abort_pending_rows();
     void show_prompt(size_t row);
-    // Remove a sequence's tokens from a position on; false, and nothing changed, where its memory cannot.
-    bool forget_tail(llama_seq_id seq_id, llama_pos from);
 
-    bool has_recurrent_state() const {
-        return model_->memory() == MemoryKind::recurrent || model_->memory() == MemoryKind::hybrid;
+    bool is_slot(llama_seq_id seq_id) const { return seq_id >= 0 && seq_id < sizes_.n_slots; }
+    bool is_open(llama_seq_id seq_id) const {
+        return is_slot(seq_id) && !sequences_.empty() && sequences_[seq_id] != nullptr;
     }
-    bool       is_slot(llama_seq_id seq_id) const { return seq_id >= 0 && seq_id < sizes_.n_slots; }
     // The prompt piece of a row; null for a decode row.
     const PromptPiece * piece_of(size_t row) const;
     Sequence & sequence(size_t row) { return *sequences_[outputs_[row].seq_id]; }
@@ -124,7 +118,7 @@ private:
     std::shared_ptr<Model>                 model_;
     ContextOptions                         options_;
     ContextHandle                          ctx_;
-    llama_memory_t                         memory_ = nullptr;
+    std::unique_ptr<KvMemory>              memory_;
     ContextSizes                           sizes_{};
     std::vector<std::unique_ptr<Sequence>> sequences_;  // by id; null = not open
     std::string                            lost_;       // why the context is unusable; empty = it is fine. After the
