@@ -1,5 +1,9 @@
 #include "model.h"
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include <exception>
 #include <limits>
 
@@ -56,6 +60,15 @@ std::optional<std::string> unsupported(const llama_model * model) {
     return std::nullopt;
 }
 
+// Loading computes (weights are rearranged for the processor), which leaves OpenMP threads behind that belong to the
+// loading thread and never work again. libgomp counts them, finds more threads than cores and lets the worker's sleep at
+// every barrier instead of spin, which costs a third of the speed.
+void end_openmp_threads() {
+#ifdef _OPENMP
+    omp_pause_resource_all(omp_pause_soft);
+#endif
+}
+
 }  // namespace
 
 std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::function<bool(float)> & on_progress) {
@@ -92,6 +105,7 @@ std::shared_ptr<Model> Model::load(const ModelOptions & options, const std::func
     } catch (const std::exception & error) {
         throw ModelLoadError(options.path + " cannot be loaded: " + error.what());
     }
+    end_openmp_threads();
     if (progress.failure) {
         std::rethrow_exception(progress.failure);
     }
