@@ -53,7 +53,7 @@ class EngineConfig:
     n_batch: int = 2048
     """Most tokens in one native call; at least n_slots."""
     n_ubatch: int = 512
-    """Most tokens in one computed graph."""
+    """Most tokens in one computed graph; never more than n_batch."""
     n_threads: int = 0
     """Threads that decode single tokens; 0 = one for each usable core."""
     n_threads_batch: int = 0
@@ -82,6 +82,8 @@ class EngineConfig:
         for name in ("use_mmap", "use_mlock", "check_tensors", "swa_full"):
             _check_type(name, getattr(self, name), bool)
         _check_type("profile", self.profile, Profile)
+        if self.profile is Profile.PARITY and self.flash_attention is FlashAttention.ON:
+            raise ConfigError("flash_attention is 'on': the parity profile goes without; leave one of them out")
         if self.n_batch < self.n_slots:
             raise ConfigError(f"n_batch is {self.n_batch}: it must be at least n_slots, {self.n_slots}")
 

@@ -236,8 +236,10 @@ def a_stopped_sequence_is_cleared_and_open(engine: Engine) -> None:
 def a_shut_down_engine_refuses(engine: Engine) -> None:
     """``shutdown`` may be called twice; afterwards there is an error, not a crash."""
     start(engine, 0)
+    assert engine.failure is None
     engine.shutdown()
     engine.shutdown()
+    assert engine.failure is not None
     with pytest.raises(EngineDown):
         engine.open(SequenceSpec(1, GREEDY))
     with pytest.raises(EngineDown):

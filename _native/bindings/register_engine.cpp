@@ -4,6 +4,7 @@
 #include "engine.h"
 #include "error.h"
 #include "register.h"
+#include "text.h"
 
 namespace py = pybind11;
 
@@ -92,6 +93,13 @@ void register_engine(py::module_ & m) {
                  return std::make_unique<Engine>(std::move(model), options);
              }),
              py::arg("model"), py::arg("options"), "Create and warm up a context. Raises ModelLoad.")
+        .def_property_readonly(
+            "failure",
+            [](Engine & engine) -> py::object {
+                const std::string reason = engine.failure();
+                return reason.empty() ? py::object(py::none()) : py::object(to_text(reason));
+            },
+            "Why the engine computes nothing any more; None while it works.")
         .def_property_readonly("n_ctx", [](const Engine & engine) { return engine.sizes().n_ctx; })
         .def_property_readonly("n_ctx_seq", [](const Engine & engine) { return engine.sizes().n_ctx_seq; })
         .def_property_readonly("n_batch", [](const Engine & engine) { return engine.sizes().n_batch; })

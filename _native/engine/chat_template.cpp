@@ -30,6 +30,8 @@ ChatTemplate::ChatTemplate(std::shared_ptr<Model> model, const std::string & sou
     try {
         run_on_large_stack(template_stack,
                            [&] { templates_ = common_chat_templates_init(model_->get(), source); });
+    } catch (const EngineError &) {
+        throw;  // no thread for it
     } catch (const std::exception & error) {
         throw TemplateError(std::string("the chat template does not parse: ") + error.what());
     }
@@ -41,8 +43,12 @@ RenderedChat ChatTemplate::render(const std::string & messages_json, bool add_ge
         inputs.messages              = common_chat_msgs_parse_oaicompat(common_json::parse(messages_json));
         inputs.add_generation_prompt = add_generation_prompt;
         inputs.force_pure_content    = true;  // without tools nothing needs the costly analysis of the template
-        const common_chat_params params = common_chat_templates_apply(templates_.get(), inputs);
+        common_chat_params params;
+        run_on_large_stack(template_stack,
+                           [&] { params = common_chat_templates_apply(templates_.get(), inputs); });
         return {params.prompt, params.additional_stops};
+    } catch (const EngineError &) {
+        throw;  // no thread for it
     } catch (const std::exception & error) {
         throw TemplateError(std::string("the chat template cannot render these messages: ") + error.what());
     }

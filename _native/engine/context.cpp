@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "error.h"
 #include "llama-ext.h"
@@ -28,8 +29,13 @@ void check_sizes(const ContextOptions & options) {
         throw ModelLoadError("n_batch is " + std::to_string(options.n_batch) + ": it must be at least n_slots, " +
                              std::to_string(options.n_slots));
     }
-    if (options.n_ubatch < 1 || options.n_threads < 1 || options.n_threads_batch < 1) {
-        throw ModelLoadError("n_ubatch and the thread counts must be at least 1");
+    const std::pair<const char *, int32_t> counts[] = {{"n_ubatch", options.n_ubatch},
+                                                       {"n_threads", options.n_threads},
+                                                       {"n_threads_batch", options.n_threads_batch}};
+    for (const auto & [name, value] : counts) {
+        if (value < 1) {
+            throw ModelLoadError(std::string(name) + " is " + std::to_string(value) + ": it must be at least 1");
+        }
     }
 }
 

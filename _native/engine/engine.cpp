@@ -40,7 +40,8 @@ void Engine::shutdown() {
         // frees the rest.
         (void) worker_.release();
         (void) ctx_.release();
-        lost_ = "the engine was loaded before a fork";
+        is_outstanding_ = false;
+        lost_           = "the engine was loaded before a fork";
         return;
     }
     wait_for_step();
@@ -98,6 +99,11 @@ bool Engine::close(llama_seq_id seq_id) {
     return true;
 }
 
+std::string Engine::failure() {
+    wait_for_step();
+    return lost_;
+}
+
 int64_t Engine::used_cells() {
     wait_for_step();
     int64_t cells = 0;
@@ -110,6 +116,9 @@ int64_t Engine::used_cells() {
 // --- steps, on the caller's thread ---
 
 void Engine::check_up() const {
+    if (getpid() != owner_) {
+        throw EngineDownError("the engine was loaded before a fork: load it in the child");
+    }
     if (!lost_.empty()) {
         throw EngineDownError(lost_);
     }
@@ -170,10 +179,10 @@ int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag) {
 }
 
 std::vector<RowOutput> Engine::collect(int64_t ticket) {
+    if (worker_ == nullptr || getpid() != owner_) {
+        check_up();
+    }
     if (!is_outstanding_ || ticket != ticket_) {
-        if (worker_ == nullptr) {
-            check_up();
-        }
         throw EngineError("step " + std::to_string(ticket) + " is not outstanding");
     }
     worker_->wait_idle();
@@ -197,8 +206,11 @@ void Engine::run_step() {
     } catch (...) {
         lost_ = "the engine failed in the middle of a step";
         for (RowOutput & output : outputs_) {
-            output.error = RowError::decode;
-            output.token = RowOutput::no_token;
+            const llama_seq_id seq_id = output.seq_id;
+            output                    = RowOutput{};
+            output.seq_id             = seq_id;
+            output.error              = RowError::decode;
+            output.message            = lost_;
         }
     }
 }

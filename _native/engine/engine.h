@@ -63,11 +63,14 @@ public:
     bool    memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to);
     int64_t memory_seq_length(llama_seq_id seq_id);
 
+    // Why the engine computes nothing any more; empty while it works. Waits for the step.
+    std::string failure();
+
     // KV cells held by open sequences.
     int64_t used_cells();
 
     // Free the context; later calls throw EngineDownError. The weights go with the last owner of the model. May be called
-    // twice, and while a step runs: it is waited for and its outputs are lost.
+    // twice, and while a step runs: it is waited for and its outputs are lost. In a forked child nothing is freed.
     void shutdown();
 
 private:

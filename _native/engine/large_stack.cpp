@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <cstring>
 #include <exception>
 #include <string>
 
@@ -38,7 +39,8 @@ void run_on_large_stack(size_t stack_bytes, const std::function<void()> & work) 
     }
     pthread_attr_destroy(&attributes);
     if (code != 0) {
-        throw EngineError("cannot start a thread with a stack of " + std::to_string(stack_bytes) + " bytes");
+        throw EngineError("cannot start a thread with a stack of " + std::to_string(stack_bytes) + " bytes: " +
+                          std::strerror(code));
     }
     pthread_join(thread, nullptr);
     if (job.failure) {

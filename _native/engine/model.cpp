@@ -18,6 +18,7 @@ namespace {
 
 // llama.cpp splits text with recursive regular expressions for many vocabularies: some 320 bytes of stack a character.
 constexpr size_t stack_per_character = 512;
+constexpr size_t longest_text        = std::numeric_limits<int32_t>::max() / 2;
 constexpr size_t harmless_run        = 512;         // fits into any thread's stack
 constexpr size_t longest_allowed_run = 256 * 1024;  // a stack of 128 MiB
 
@@ -203,8 +204,9 @@ void Model::append_piece(int64_t token, bool special, std::string & bytes) const
 }
 
 std::vector<llama_token> Model::tokenize(const std::string & text, bool add_special, bool parse_special) const {
-    if (text.size() > (size_t) std::numeric_limits<int32_t>::max() / 2) {
-        throw BadTextError("a text of " + std::to_string(text.size()) + " bytes is too long to tokenise");
+    if (text.size() > longest_text) {
+        throw BadTextError("the text has " + std::to_string(text.size()) + " bytes: at most " +
+                           std::to_string(longest_text) + " can be tokenised");
     }
     const size_t run = longest_run(text);
     if (run <= harmless_run) {

@@ -193,6 +193,11 @@ class FakeEngine:
         self._why_next_is_lost = message
 
     @property
+    def failure(self) -> str | None:
+        """Why the engine computes nothing any more."""
+        return self._why_down
+
+    @property
     def info(self) -> ModelInfo:
         """Sizes as given to the constructor."""
         return self._info

@@ -203,6 +203,11 @@ class NativeEngine:
         """Forget the sequence; whether it was open."""
         return self._engine.close(seq_id)
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine computes nothing any more; None while it works."""
+        return self._engine.failure
+
     def used_cells(self) -> int:
         """KV cells held by open sequences."""
         return self._engine.used_cells()

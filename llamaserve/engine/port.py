@@ -182,6 +182,10 @@ class Engine(Protocol):
     def close(self, seq_id: int) -> bool:
         """Forget the sequence and free its cells; whether it was open. Never fails."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why the engine computes nothing any more (its context was lost, it was shut down); None while it works."""
+
     def used_cells(self) -> int:
         """KV cells held by open sequences (tokens computed, for memories without cells)."""
 

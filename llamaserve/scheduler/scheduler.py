@@ -298,6 +298,10 @@ class Scheduler:
             self._n_failed_steps = 0
         elif decode_failure is not None:
             self._count_failed_step(decode_failure)
+        if decode_failure is not None:
+            reason = self._engine.failure
+            if reason is not None:
+                self._give_up(EngineDown(reason))
 
     def _take_piece(self, slot: Slot, piece: PromptPiece, output: RowOutput, now: float) -> None:
         n_tokens = len(piece.tokens)

@@ -40,7 +40,6 @@ class SchedulerThread:
         self._scheduler = Scheduler(engine, config, deliver, clock=clock)
         self._thread = threading.Thread(target=self._loop, name="llamaserve-scheduler", daemon=True)
         self._lock = threading.Lock()
-        self._is_started = False
         self._is_closed = False
         self._process_id = os.getpid()
 
@@ -80,8 +79,8 @@ class SchedulerThread:
             if is_first:
                 # Under the lock: a submit that finds no thread to start must find the refusal.
                 self._scheduler.stop(EngineDown("the server is shutting down"))
-        if is_first and not is_started:
-            self._engine.shutdown()
+                if not is_started:
+                    self._engine.shutdown()
         # A garbage collection may close from the scheduler thread itself, which cannot wait for its own end.
         if is_started and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -90,13 +89,17 @@ class SchedulerThread:
     def _is_forked(self) -> bool:
         return os.getpid() != self._process_id
 
+    @property
+    def _is_started(self) -> bool:
+        # Not a flag of our own: an interrupt inside start() would leave it behind.
+        return self._thread.ident is not None
+
     def _start(self) -> None:
         if self._is_started:
             return
         with self._lock:
             if not self._is_started and not self._is_closed:
                 self._thread.start()
-                self._is_started = True
 
     def _loop(self) -> None:
         scheduler = self._scheduler

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,8 +134,8 @@ def test_a_template_that_cannot_be_used_costs_the_chat_not_the_model(
     engine.shutdown()
 
 
-def test_a_template_as_deep_as_real_ones_get_is_used(tmp_path: Path) -> None:
-    nested = "{% if true %}" * 60 + "{{ " + "(" * 60 + "messages[0].content" + ")" * 60 + " }}" + "{% endif %}" * 60
+def test_a_template_of_nearly_the_depth_allowed_is_used(tmp_path: Path) -> None:
+    nested = "{% if true %}" * 240 + "{{ " + "(" * 240 + "messages[0].content" + ")" * 240 + " }}" + "{% endif %}" * 240
     path = write_dense_model(tmp_path / "deep.gguf", chat_template=nested)
     engine = NativeEngine.load(EngineConfig(path, n_ctx=256))
     assert engine.chat_template is not None
@@ -252,3 +254,29 @@ def test_a_header_tells_what_the_model_is(dense_model: Path, recurrent_model: Pa
     assert dense.metadata["llama.block_count"] == 2
     assert dense.metadata["tokenizer.ggml.tokens[]"] == 259
     assert read_gguf(recurrent_model).memory.value == "recurrent"
+
+
+COUNT_THREADS = """
+import os, sys
+from pathlib import Path
+from llamaserve.config import EngineConfig
+from llamaserve.engine.native import NativeEngine
+
+before = len(os.listdir("/proc/self/task"))
+engine = NativeEngine.load(EngineConfig(Path(sys.argv[1]), n_ctx=256, n_threads=2))
+print(len(os.listdir("/proc/self/task")) - before)
+engine.shutdown()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_a_load_leaves_no_threads_but_the_worker_and_its_helper(default_model: Path) -> None:
+    """OpenMP threads of the loading thread would let the worker's sleep at every barrier."""
+    run = subprocess.run(
+        [sys.executable, "-c", COUNT_THREADS, str(default_model)],
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert int(run.stdout) == 2

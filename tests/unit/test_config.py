@@ -116,8 +116,9 @@ def test_the_parity_profile_has_no_flash_attention() -> None:
     """F1, F4."""
     path = Path("model.gguf")
     assert EngineConfig(path).flash_attention_mode is FlashAttention.AUTO
-    config = EngineConfig(path, profile=Profile.PARITY, flash_attention=FlashAttention.ON)
-    assert config.flash_attention_mode is FlashAttention.OFF
+    assert EngineConfig(path, profile=Profile.PARITY).flash_attention_mode is FlashAttention.OFF
+    with pytest.raises(ConfigError, match="flash_attention is 'on': the parity profile goes without"):
+        EngineConfig(path, profile=Profile.PARITY, flash_attention=FlashAttention.ON)
 
 
 def test_options_go_to_the_config_that_knows_them() -> None:

@@ -1,4 +1,4 @@
-"""Imports go one way: from a layer to those below it, never up (architecture, section 2)."""
+"""Imports go one way: from a layer to those below it, never up (docs/architecture.md, Layers)."""
 
 from __future__ import annotations
 

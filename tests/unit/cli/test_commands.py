@@ -96,7 +96,7 @@ def test_an_error_of_ours_is_one_line_and_ends_with_1(run: Run) -> None:
 
 
 def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> None:
-    flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa on --no-mmap --mlock --swa-full"
+    flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa off --no-mmap --mlock --swa-full"
     flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
     flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step"
     assert run("serve", *shlex.split(flags)).code == 0
@@ -105,7 +105,7 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert engine.model_path == MODEL_PATH
     assert (engine.n_ctx, engine.n_slots, engine.n_batch, engine.n_ubatch) == (4096, 8, 1024, 256)
     assert (engine.n_threads, engine.n_threads_batch, engine.n_gpu_layers) == (3, 5, 7)
-    assert (engine.flash_attention, engine.profile) == (FlashAttention.ON, Profile.PARITY)
+    assert (engine.flash_attention, engine.profile) == (FlashAttention.OFF, Profile.PARITY)
     assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
     assert (http.host, http.port) == ("0.0.0.0", 9000)
