@@ -3,7 +3,8 @@
 Run: make bench-peers, then python -m bench.one_stream [-m MODEL] [--rounds N]
 
 Both have the same model, threads, context and prompt length and run in turn, peer first; the ratio of a round compares
-neighbours in time. The stream's rate counts from its first to its last token: (n - 1) / (t_last - t_first).
+neighbours in time. The server is a process of its own, as
+for any user. The stream's rate counts from its first to its last token: (n - 1) / (t_last - t_first).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +23,12 @@ from pathlib import Path
 
 import httpx
 
-from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig, usable_cores
-from llamaserve.load_service import load_service
+from llamaserve.config import usable_cores
 from llamaserve.models import resolve
-from llamaserve.server.run import run_server
-from llamaserve.service import Service
 
 PEER = Path(__file__).resolve().parents[1] / "build" / "peers" / "bin" / "llama-batched-bench"
 N_PROMPT = 20
+PROMPT = list(range(100, 100 + N_PROMPT))  # any token ids do
 N_GENERATED = 256
 N_CTX = 2048
 
@@ -46,9 +45,9 @@ def peer_tokens_per_second(model: Path, threads: int) -> float:
     return columns[5]  # B, N_KV, T_PP, S_PP, T_TG, S_TG, T, S
 
 
-def stream_tokens_per_second(url: str, prompt: list[int]) -> float:
+def stream_tokens_per_second(url: str) -> float:
     """Rate of one streamed completion. Raises RuntimeError unless every token came."""
-    body = {"prompt": prompt, "max_tokens": N_GENERATED, "ignore_eos": True, "temperature": 0, "stream": True}
+    body = {"prompt": PROMPT, "max_tokens": N_GENERATED, "ignore_eos": True, "temperature": 0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     times: list[float] = []
     completion_tokens = 0
@@ -68,27 +67,25 @@ def stream_tokens_per_second(url: str, prompt: list[int]) -> float:
 
 
 @contextmanager
-def server(model: Path, threads: int) -> Iterator[tuple[str, list[int]]]:
-    """A server on a free port; its URL and a prompt in its tokens."""
-    ready = threading.Event()
-    found: list[tuple[str, list[int]]] = []
+def server(model: Path, threads: int) -> Iterator[str]:
+    """A server process of its own on a free port; its URL. Raises RuntimeError when it ends before it is ready."""
+    command = [sys.executable, "-m", "llamaserve", "serve", "-m", str(model), "--port", "0", "-np", "1"]
+    command += ["-c", str(N_CTX), "-t", str(threads)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield read_url(process)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
 
-    def load() -> Service:
-        config = EngineConfig(model, n_ctx=N_CTX, n_slots=1, n_threads=threads)
-        return load_service(config, SchedulerConfig(), model.stem)
 
-    def on_ready(service: Service, url: str) -> None:
-        tokens = service.vocab.tokenize("The sky is blue because " * 20, add_special=True, parse_special=False)
-        found.append((url, tokens[:N_PROMPT]))
-        ready.set()
-
-    thread = threading.Thread(
-        target=run_server, args=(load, HttpConfig(port=0)), kwargs={"on_ready": on_ready}, daemon=True
-    )
-    thread.start()
-    if not ready.wait(60):
-        raise RuntimeError("the server was not ready within 60 s")
-    yield found[0]
+def read_url(process: subprocess.Popen[str]) -> str:
+    """The URL the server prints when it is ready."""
+    for line in process.stdout or ():
+        found = re.search(r" at (http://\S+)$", line.strip())
+        if found is not None:
+            return found[1]
+    raise RuntimeError(f"the server ended with {process.wait()} before it was ready")
 
 
 def main() -> None:
@@ -102,11 +99,11 @@ def main() -> None:
         sys.exit(f"{PEER.name} is missing: run 'make bench-peers'")
     model = resolve(arguments.model)
     ratios = []
-    with server(model, arguments.threads) as (url, prompt):
-        stream_tokens_per_second(url, prompt)  # warm-up
+    with server(model, arguments.threads) as url:
+        stream_tokens_per_second(url)  # warm-up
         for round_number in range(1, arguments.rounds + 1):
             peer = peer_tokens_per_second(model, arguments.threads)
-            ours = stream_tokens_per_second(url, prompt)
+            ours = stream_tokens_per_second(url)
             ratios.append(ours / peer)
             print(
                 f"round {round_number}: llama-batched-bench {peer:6.1f} tok/s, one stream {ours:6.1f} tok/s, "

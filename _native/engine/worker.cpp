@@ -1,43 +1,68 @@
 #include "worker.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "error.h"
+
 namespace llamaserve {
+
+Bell::Bell() {
+    if (pipe(ends_) != 0) {
+        throw EngineError(std::string("cannot make a pipe: ") + std::strerror(errno));
+    }
+}
+
+Bell::~Bell() {
+    close(ends_[0]);
+    close(ends_[1]);
+}
+
+void Bell::ring() {
+    const char byte = 0;
+    while (write(ends_[1], &byte, 1) < 0 && errno == EINTR) {
+    }
+}
+
+void Bell::wait() {
+    char byte;
+    while (read(ends_[0], &byte, 1) < 0 && errno == EINTR) {
+    }
+}
 
 Worker::Worker() : thread_([this] { run(); }) {}
 
 Worker::~Worker() {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        stopping_ = true;
-    }
-    has_job_.notify_one();
+    wait_idle();
+    job_ = nullptr;
+    job_given_.ring();
     thread_.join();
 }
 
 void Worker::submit(std::function<void()> job) {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        job_ = std::move(job);
-    }
-    has_job_.notify_one();
+    job_     = std::move(job);
+    is_busy_ = true;
+    job_given_.ring();
 }
 
 void Worker::wait_idle() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    is_idle_.wait(lock, [this] { return job_ == nullptr; });
+    if (is_busy_) {
+        job_done_.wait();
+        is_busy_ = false;
+    }
 }
 
 void Worker::run() {
-    std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        has_job_.wait(lock, [this] { return stopping_ || job_ != nullptr; });
+        job_given_.wait();
         if (job_ == nullptr) {
             return;
         }
-        lock.unlock();
         job_();
-        lock.lock();
-        job_ = nullptr;
-        is_idle_.notify_all();
+        job_done_.ring();
     }
 }
 

@@ -1,13 +1,31 @@
 // The one thread that calls llama_decode. libgomp keeps a team of threads for each calling thread, so decoding from
 // always the same one keeps that team warm; it runs one job at a time and never takes the GIL.
+//
+// Worker and caller wake each other through pipes, not condition variables: a write to a pipe tells the kernel that the
+// writer is about to sleep, and it runs the other on the writer's core. Woken by a futex they queue behind an OpenMP
+// thread that spins on the other core, up to half a millisecond a token where threads and cores are equally many.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 namespace llamaserve {
+
+// One byte from one thread to another.
+class Bell {
+public:
+    Bell();
+    ~Bell();
+
+    Bell(const Bell &)             = delete;
+    Bell & operator=(const Bell &) = delete;
+
+    void ring();
+    void wait();  // for one ring; what was written before it is visible afterwards
+
+private:
+    int ends_[2];  // read, write
+};
 
 class Worker {
 public:
@@ -17,7 +35,7 @@ public:
     Worker(const Worker &)             = delete;
     Worker & operator=(const Worker &) = delete;
 
-    // Start a job; the worker must be idle. The job must not throw.
+    // Start a job; the worker must be idle. The job must not throw. One thread calls these two.
     void submit(std::function<void()> job);
     // Wait until the worker is idle. What the job wrote is visible afterwards.
     void wait_idle();
@@ -25,12 +43,11 @@ public:
 private:
     void run();
 
-    std::mutex              mutex_;
-    std::condition_variable has_job_;
-    std::condition_variable is_idle_;
-    std::function<void()>   job_;
-    bool                    stopping_ = false;
-    std::thread             thread_;  // last: it starts when the rest is ready
+    Bell                  job_given_;
+    Bell                  job_done_;
+    std::function<void()> job_;              // empty = end
+    bool                  is_busy_ = false;  // the caller's: a job was given and not waited for
+    std::thread           thread_;           // last: it starts when the rest is ready
 };
 
 }  // namespace llamaserve

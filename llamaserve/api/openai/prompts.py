@@ -1,4 +1,4 @@
-"""From a body to one prompt as token ids. Preparing threads only: templates and tokenisers would block the event loop."""
+"""From a body to one prompt as token ids. Preparing threads only: templates and tokenisers block."""
 
 from __future__ import annotations
 
