@@ -1,5 +1,6 @@
 #include "worker.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +14,9 @@ namespace llamaserve {
 Bell::Bell() {
     if (pipe(ends_) != 0) {
         throw EngineError(std::string("cannot make a pipe: ") + std::strerror(errno));
+    }
+    for (const int end : ends_) {
+        fcntl(end, F_SETFD, FD_CLOEXEC);  // not for child processes
     }
 }
 
