@@ -3,8 +3,8 @@
 Run: make bench-peers, then python -m bench.one_stream [-m MODEL] [--rounds N]
 
 Both have the same model, threads, context and prompt length and run in turn, peer first; the ratio of a round compares
-neighbours in time. The server is a process of its own, as
-for any user. The stream's rate counts from its first to its last token: (n - 1) / (t_last - t_first).
+neighbours in time. The server is a process of its own, as for any user. The stream's rate counts from its first to its
+last token: (n - 1) / (t_last - t_first).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ set(GGML_NATIVE ON CACHE BOOL "tuned for the machine that builds; OFF for a whee
 
 set(LLAMA_SUBPROCESS OFF CACHE BOOL "the library starts no processes")
 
-# The sdist has no git history; the build info shown to users comes from the pin.
+# The sdist has no git history; llama.cpp's own build info comes from the pin.
 file(STRINGS "${PROJECT_SOURCE_DIR}/vendor/llama-cpp-python.lock" LLAMASERVE_PIN REGEX "^# llama.cpp-commit: ")
 string(REPLACE "# llama.cpp-commit: " "" LLAMA_BUILD_COMMIT "${LLAMASERVE_PIN}")
 set(LLAMA_BUILD_NUMBER 0)

@@ -1,7 +1,6 @@
 // The table of contents of llamaserve._engine.
 #include "register.h"
 
-#include "build-info.h"
 #include "llama.h"
 #include "llama_log.h"
 #include "text.h"
@@ -13,7 +12,6 @@ PYBIND11_MODULE(_engine, m) {
     llamaserve::capture_llama_log();
     llama_backend_init();
 
-    m.attr("llama_cpp_version") = std::string(llama_version()) + " (" + llama_commit() + ")";
     m.def("take_llama_log", [] {
               py::list lines;
               for (const std::string & line : llamaserve::take_llama_log()) {

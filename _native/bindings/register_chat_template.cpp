@@ -11,12 +11,11 @@ namespace llamaserve {
 
 void register_chat_template(py::module_ & m) {
     py::class_<ChatTemplate>(m, "ChatTemplate", "A chat template ready to render; immutable, any thread.")
-        .def(py::init([](std::shared_ptr<Model> model, const std::string & source) {
+        .def(py::init([](std::shared_ptr<Model> model) {
                  const py::gil_scoped_release release;
-                 return std::make_unique<ChatTemplate>(std::move(model), source);
+                 return std::make_unique<ChatTemplate>(std::move(model));
              }),
-             py::arg("model"), py::arg("source") = "",
-             "`source` replaces the model's own template. Raises BadTemplate when it does not parse.")
+             py::arg("model"), "The model's own template. Raises BadTemplate when it has none, or does not parse.")
         .def(
             "render",
             [](const ChatTemplate & self, const std::string & messages_json, bool add_generation_prompt) {

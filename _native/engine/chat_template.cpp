@@ -14,8 +14,8 @@ constexpr size_t template_stack     = 64 * 1024 * 1024;  // bytes; 128 KiB for e
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(std::shared_ptr<Model> model, const std::string & source) : model_(std::move(model)) {
-    const std::string text = source.empty() ? model_->chat_template().value_or("") : source;
+ChatTemplate::ChatTemplate(std::shared_ptr<Model> model) : model_(std::move(model)) {
+    const std::string text = model_->chat_template().value_or("");
     if (text.empty()) {
         throw TemplateError("the model has no chat template");
     }
@@ -29,7 +29,7 @@ ChatTemplate::ChatTemplate(std::shared_ptr<Model> model, const std::string & sou
     }
     try {
         run_on_large_stack(template_stack,
-                           [&] { templates_ = common_chat_templates_init(model_->get(), source); });
+                           [&] { templates_ = common_chat_templates_init(model_->get(), ""); });
     } catch (const EngineError &) {
         throw;  // no thread for it
     } catch (const std::exception & error) {

@@ -17,8 +17,8 @@ struct RenderedChat {
 
 class ChatTemplate {
 public:
-    // `source` replaces the model's own template; empty uses it. Throws TemplateError for a template that does not parse.
-    ChatTemplate(std::shared_ptr<Model> model, const std::string & source);
+    // Throws TemplateError when the model has no template, or one that does not parse.
+    explicit ChatTemplate(std::shared_ptr<Model> model);
 
     // `messages_json` is an array of OpenAI messages. Throws TemplateError when the template refuses them.
     RenderedChat render(const std::string & messages_json, bool add_generation_prompt) const;

@@ -177,7 +177,6 @@ class FakeEngine:
             n_batch=n_batch,
             n_ubatch=n_batch,
             n_slots=n_slots,
-            chat_template=None,
         )
 
     def fail_row(self, seq_id: int, error: RowError) -> None:

@@ -124,7 +124,6 @@ class NativeEngine:
             n_batch=engine.n_batch,
             n_ubatch=engine.n_ubatch,
             n_slots=engine.n_slots,
-            chat_template=model.chat_template,
             metadata=model.metadata,
         )
 

@@ -128,7 +128,6 @@ class ModelInfo:
     """Most tokens in a step; at least ``n_slots``, so that all sequences decode in one."""
     n_ubatch: int
     n_slots: int
-    chat_template: str | None
     metadata: dict[str, str] = field(default_factory=dict)
     """Scalar key-value pairs of the GGUF."""
 
