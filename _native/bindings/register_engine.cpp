@@ -151,6 +151,13 @@ void register_engine(py::module_ & m) {
              "Remove the cells of [start, end); False where the memory cannot forget just that. Raises EngineError.")
         .def("memory_seq_length", &Engine::memory_seq_length, py::arg("seq_id"),
              py::call_guard<py::gil_scoped_release>(), "Tokens of a sequence in memory. Raises EngineError.")
+        .def_property_readonly(
+            "step_time",
+            [](const Engine & engine) {
+                const StepTime time = engine.step_time();
+                return py::make_tuple(time.build, time.decode, time.sample);
+            },
+            "Seconds (build, decode, sample) of the step collected last.")
         .def("used_cells", &Engine::used_cells, py::call_guard<py::gil_scoped_release>(),
              "KV cells held by open sequences.")
         .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>(),

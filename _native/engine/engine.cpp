@@ -3,11 +3,29 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "error.h"
 #include "llama_log.h"
 
 namespace llamaserve {
+namespace {
+
+// Adds the time of a scope to a sum of seconds.
+class Stopwatch {
+public:
+    explicit Stopwatch(double & sum) : sum_(sum) {}
+    ~Stopwatch() { sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+    Stopwatch(const Stopwatch &)             = delete;
+    Stopwatch & operator=(const Stopwatch &) = delete;
+
+private:
+    double &                              sum_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
 
 Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
     : owner_(getpid()), model_(std::move(model)), options_(options), ctx_(make_context(*model_, options)),
@@ -188,6 +206,7 @@ std::vector<RowOutput> Engine::collect(int64_t ticket) {
     worker_->wait_idle();
     is_outstanding_ = false;
     flag_.reset();
+    collected_time_ = time_;
     return std::move(outputs_);
 }
 
@@ -227,6 +246,8 @@ void Engine::compute_step() {
 
 // Turns the plan into tokens with positions, and an output for each row.
 void Engine::lay_out_rows() {
+    time_ = {};
+    const Stopwatch watch(time_.build);
     entries_.clear();
     outputs_.clear();
     row_starts_.clear();
@@ -253,15 +274,7 @@ void Engine::decode_range(size_t begin, size_t end) {
         fail_range(begin, end, lost_);
         return;
     }
-    batch_->clear();
-    batch_entries_.clear();
-    for (size_t i = begin; i < end; i++) {
-        const Entry & entry = entries_[i];
-        if (outputs_[entry.row].error == RowError::none) {
-            batch_->add(entry.token, entry.pos, outputs_[entry.row].seq_id, entry.output);
-            batch_entries_.push_back(i);
-        }
-    }
+    fill_batch(begin, end);
     if (batch_->size() == 0) {
         return;
     }
@@ -293,6 +306,19 @@ void Engine::decode_range(size_t begin, size_t end) {
     }
 }
 
+void Engine::fill_batch(size_t begin, size_t end) {
+    const Stopwatch watch(time_.build);
+    batch_->clear();
+    batch_entries_.clear();
+    for (size_t i = begin; i < end; i++) {
+        const Entry & entry = entries_[i];
+        if (outputs_[entry.row].error == RowError::none) {
+            batch_->add(entry.token, entry.pos, outputs_[entry.row].seq_id, entry.output);
+            batch_entries_.push_back(i);
+        }
+    }
+}
+
 void Engine::halve(size_t begin, size_t end) {
     const size_t middle = begin + (end - begin) / 2;
     decode_range(begin, middle);
@@ -300,6 +326,7 @@ void Engine::halve(size_t begin, size_t end) {
 }
 
 int Engine::call_decode() {
+    const Stopwatch watch(time_.decode);
     try {
         return llama_decode(ctx_.get(), batch_->view());
     } catch (const std::exception & error) {  // llama.cpp has no try/catch of its own: the context is in an unknown state
@@ -312,6 +339,7 @@ int Engine::call_decode() {
 
 // Takes over what a good call computed; the logits live until the next call, so rows draw their token now.
 void Engine::commit() {
+    const Stopwatch watch(time_.sample);
     for (size_t i = 0; i < batch_entries_.size(); i++) {
         const Entry & entry  = entries_[batch_entries_[i]];
         sequence(entry.row).n_past = entry.pos + 1;

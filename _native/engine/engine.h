@@ -66,6 +66,9 @@ public:
     // Why the engine computes nothing any more; empty while it works. Waits for the step.
     std::string failure();
 
+    // Of the step collected last.
+    StepTime step_time() const { return collected_time_; }
+
     // KV cells held by open sequences.
     int64_t used_cells();
 
@@ -100,6 +103,7 @@ private:
     void compute_step();
     void lay_out_rows();
     void decode_range(size_t begin, size_t end);
+    void fill_batch(size_t begin, size_t end);
     void halve(size_t begin, size_t end);
     int  call_decode();
     void commit();
@@ -135,6 +139,8 @@ private:
     std::vector<llama_pos>      row_starts_;     // row -> tokens its sequence had before the step
     std::vector<size_t>         batch_entries_;  // batch index -> entry
     std::unique_ptr<Batch>      batch_;
+    StepTime                    time_;
+    StepTime                    collected_time_;
     int64_t                     ticket_         = 0;
     bool                        is_outstanding_ = false;
 

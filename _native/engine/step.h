@@ -49,4 +49,11 @@ struct RowOutput {
     std::string  message;  // what went wrong
 };
 
+// Seconds the parts of a step took on the worker.
+struct StepTime {
+    double build  = 0;  // laying out rows and filling the batch
+    double decode = 0;  // llama_decode, all calls of the step
+    double sample = 0;  // drawing tokens and turning them into bytes
+};
+
 }  // namespace llamaserve

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from llamaserve.engine.port import MemoryKind, ModelInfo, RowError, SequenceSpec, StepFlag, StepPlan, Ticket
+from llamaserve.engine.port import MemoryKind, ModelInfo, RowError, SequenceSpec, StepFlag, StepPlan, StepTime, Ticket
 from llamaserve.errors import BadToken, ConfigError, EngineDown, EngineError
 
 EOS = 256
@@ -257,6 +257,11 @@ class FakeEngine:
     def step(self, plan: StepPlan, flag: StepFlag | None = None) -> list[FakeRow]:
         """``collect(submit(plan))``."""
         return self.collect(self.submit(plan, flag))
+
+    @property
+    def step_time(self) -> StepTime:
+        """Zeros: it computes nothing."""
+        return StepTime()
 
     def new_flag(self) -> FakeFlag:
         """A flag for one step."""

@@ -28,6 +28,7 @@ from llamaserve.engine.port import (
     SequenceSpec,
     StepFlag,
     StepPlan,
+    StepTime,
     Ticket,
 )
 from llamaserve.errors import BadRequest, BadTemplate, EngineError, ModelLoad
@@ -193,6 +194,11 @@ class NativeEngine:
     def step(self, plan: StepPlan, flag: StepFlag | None = None) -> Sequence[RowOutput]:
         """``collect(submit(plan))``."""
         return self.collect(self.submit(plan, flag))
+
+    @property
+    def step_time(self) -> StepTime:
+        """Of the step collected last."""
+        return StepTime(*self._engine.step_time)
 
     def new_flag(self) -> CancelFlag:
         """A flag for one step."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 from llamaserve.request import SamplingParams
 
@@ -101,6 +101,17 @@ class RowOutput(Protocol):
         """What went wrong, for the error."""
 
 
+class StepTime(NamedTuple):
+    """Seconds the parts of a step took inside the engine."""
+
+    build: float = 0.0
+    """Laying out rows and filling the batch."""
+    decode: float = 0.0
+    """The model's computation."""
+    sample: float = 0.0
+    """Drawing tokens and turning them into bytes."""
+
+
 class StepFlag(Protocol):
     """Stops a running step from another thread; the native one is ``CancelFlag``."""
 
@@ -174,6 +185,10 @@ class Engine(Protocol):
 
     def step(self, plan: StepPlan, flag: StepFlag | None = None) -> Sequence[RowOutput]:
         """``collect(submit(plan))``."""
+
+    @property
+    def step_time(self) -> StepTime:
+        """Of the step collected last; zeros before the first."""
 
     def new_flag(self) -> StepFlag:
         """A flag for one step."""
