@@ -19,6 +19,7 @@ Law = Callable[[Engine], None]
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, seed=7, ignore_eos=True)
+PENALISED = SamplingParams(temperature=0.7, seed=11, repeat_penalty=1.4, ignore_eos=True)
 TEXTS = ("The capital of France is", "Once upon a time there was", "1 2 3 4 5 6 7")
 N_TOKENS = 6
 
@@ -215,22 +216,121 @@ def a_flag_stops_its_step_only(engine: Engine) -> None:
     assert alone(engine, 0) == expected
 
 
-def a_stopped_sequence_is_cleared_and_open(engine: Engine) -> None:
-    """S56: it holds no cell and has nothing to decode, and its neighbour outside the step is as before."""
-    expected = alone(engine, 0)
+def a_stopped_row_is_as_before_the_step(engine: Engine) -> None:
+    """S56: it can run again, and its neighbours are untouched; where memory cannot go back, it is broken alone."""
+    expected = [alone(engine, index) for index in range(3)]
     firsts = [start(engine, 0), start(engine, 1, 1)]
+    engine.open(SequenceSpec(2, GREEDY))
+    piece = PromptPiece(2, prompt_of(engine, 2), is_last=True)
     used = engine.used_cells()
     flag = engine.new_flag()
     flag.set()
-    (row,) = engine.step(StepPlan(decode=[1]), flag)
-    assert row.error is RowError.ABORTED
-    assert engine.used_cells() == used - len(prompt_of(engine, 1))
-    with pytest.raises(EngineError):
-        engine.submit(StepPlan(decode=[1]))
+    rows = engine.step(StepPlan(decode=[1], pieces=[piece]), flag)
+    assert [row.error for row in rows] == [RowError.ABORTED] * 2
     with pytest.raises(EngineError):
         engine.open(SequenceSpec(1, GREEDY))
-    assert engine.close(1)
-    assert [firsts[0], *together(engine, [0])[0]] == expected
+    if not engine.can_rewind:
+        assert engine.used_cells() == used - len(prompt_of(engine, 1))
+        (row,) = engine.step(StepPlan(decode=[1]))
+        assert row.error is RowError.DECODE
+        assert engine.close(1)
+        assert [firsts[0], *together(engine, [0])[0]] == expected[0]
+        return
+    assert engine.used_cells() == used
+    (row,) = engine.step(StepPlan(pieces=[piece]))
+    firsts.append(token_of(row))
+    assert [[first, *rest] for first, rest in zip(firsts, together(engine, [0, 1, 2]), strict=True)] == expected
+
+
+def a_step_that_runs_ahead_brings_the_same_rows(engine: Engine) -> None:
+    """L2, L22, L23: greedy and seeded; and it does run ahead where memory can go back."""
+    for sampling in (GREEDY, SEEDED, PENALISED):
+        expected = [alone(engine, index, sampling) for index in range(2)]
+        tokens = [[start(engine, index, index, sampling)] for index in range(2)]
+        n_ahead = 0
+        while len(tokens[0]) < N_TOKENS:
+            rows = engine.collect(engine.submit(StepPlan(decode=[0, 1]), ahead=True))
+            n_ahead += engine.report.ran_ahead
+            assert list(engine.ahead_rows) == ([0, 1] if engine.can_rewind else [])
+            for got, row in zip(tokens, rows, strict=True):
+                got.append(token_of(row))
+        close_all(engine)
+        assert tokens == expected
+        assert n_ahead == (N_TOKENS - 2 if engine.can_rewind else 0)
+
+
+def a_step_taken_back_leaves_no_trace(engine: Engine) -> None:
+    """E13, L6, L23: neither in the cells nor in a sampler, whatever takes it back."""
+    for sampling in (GREEDY, SEEDED, PENALISED):
+        expected = [alone(engine, index, sampling) for index in range(2)]
+        tokens = [[start(engine, index, index, sampling)] for index in range(2)]
+        for take_back in (engine.unwind, lambda: engine.close(2), lambda: None, engine.unwind):
+            rows = engine.collect(engine.submit(StepPlan(decode=[0, 1]), ahead=True))
+            used = engine.used_cells()
+            take_back()
+            assert engine.used_cells() == used
+            rows = [*rows, *engine.step(StepPlan(decode=[1])), *engine.step(StepPlan(decode=[0]))]
+            for row in rows:
+                tokens[row.seq_id].append(token_of(row))
+        close_all(engine)
+        for got, text in zip(tokens, expected, strict=True):
+            assert got[:N_TOKENS] == text
+
+
+def a_prompt_that_ends_starts_a_step_ahead(engine: Engine) -> None:
+    """L14: the last piece of a prompt and a decode row, in any order of their ids."""
+    expected = [alone(engine, index) for index in range(2)]
+    tokens = {1: [start(engine, 1, 1)], 0: []}
+    engine.open(SequenceSpec(0, GREEDY))
+    plan = StepPlan(decode=[1], pieces=[PromptPiece(0, prompt_of(engine, 0), is_last=True)])
+    for _ in range(N_TOKENS - 1):
+        for row in engine.collect(engine.submit(plan, ahead=True)):
+            tokens[row.seq_id].append(token_of(row))
+        plan = StepPlan(decode=[0, 1])
+    assert tokens[1] == expected[1]
+    assert tokens[0] == expected[0][: N_TOKENS - 1]
+    assert engine.report.ran_ahead is engine.can_rewind
+
+
+def nothing_runs_ahead_of_an_unfinished_prompt(engine: Engine) -> None:
+    """L4."""
+    prompt = prompt_of(engine, 0)
+    engine.open(SequenceSpec(0, GREEDY))
+    engine.collect(engine.submit(StepPlan(pieces=[PromptPiece(0, prompt[:2], is_last=False)]), ahead=True))
+    assert list(engine.ahead_rows) == []
+    (row,) = engine.step(StepPlan(pieces=[PromptPiece(0, prompt[2:], is_last=True)]))
+    assert row.error is None
+
+
+def a_suspended_sequence_goes_on(engine: Engine) -> None:
+    """S10: with a copy of its cells or computed again, under another id, with its sampler as it was."""
+    for sampling in (GREEDY, SEEDED, PENALISED):
+        expected = alone(engine, 0, sampling)
+        for max_bytes in (2**30, 0):
+            tokens = [start(engine, 0, 0, sampling)]
+            for _ in range(2):
+                (row,) = engine.collect(engine.submit(StepPlan(decode=[0]), ahead=True))
+                tokens.append(token_of(row))
+            suspended = engine.suspend(0, max_bytes)
+            assert (suspended.n_bytes > 0) == (max_bytes > 0)
+            assert engine.used_cells() == 0
+            start(engine, 0, 1)
+            assert engine.resume(2, suspended)
+            with pytest.raises(EngineError):
+                engine.resume(1, suspended)
+            if max_bytes == 0:
+                had = (*prompt_of(engine, 0), *tokens[:-1])
+                with pytest.raises(EngineError):
+                    engine.submit(StepPlan(decode=[2]))
+                for start_at, end in ((0, 3), (3, len(had))):
+                    piece = PromptPiece(2, had[start_at:end], is_last=False)
+                    (row,) = engine.step(StepPlan(pieces=[piece]))
+                    assert (row.error, row.token) == (None, None)
+            while len(tokens) < N_TOKENS:
+                (row,) = engine.step(StepPlan(decode=[2]))
+                tokens.append(token_of(row))
+            close_all(engine)
+            assert tokens == expected, (sampling, max_bytes)
 
 
 def a_shut_down_engine_refuses(engine: Engine) -> None:
@@ -277,7 +377,12 @@ LAWS: tuple[Law, ...] = (
     a_bad_open_is_refused,
     a_bad_plan_is_refused_and_changes_nothing,
     a_flag_stops_its_step_only,
-    a_stopped_sequence_is_cleared_and_open,
+    a_stopped_row_is_as_before_the_step,
+    a_step_that_runs_ahead_brings_the_same_rows,
+    a_step_taken_back_leaves_no_trace,
+    a_prompt_that_ends_starts_a_step_ahead,
+    nothing_runs_ahead_of_an_unfinished_prompt,
+    a_suspended_sequence_goes_on,
 )
 """Leave sequences open: close every id before the next law on the same engine."""
 

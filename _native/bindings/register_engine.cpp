@@ -25,10 +25,12 @@ std::vector<llama_token> to_tokens(const py::sequence & values, int32_t n_vocab)
     return tokens;
 }
 
-// (decode ids, [(seq_id, tokens, is_last), …]) as native.py sends it.
-StepPlan to_plan(const Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces) {
+// (decode ids, [(seq_id, tokens, is_last), …], purge ids) as native.py sends it.
+StepPlan to_plan(const Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
+                 std::vector<llama_seq_id> purge) {
     StepPlan plan;
     plan.decode = std::move(decode);
+    plan.purge  = std::move(purge);
     for (const py::handle item : pieces) {
         const auto piece = item.cast<py::tuple>();
         plan.pieces.push_back({piece[0].cast<llama_seq_id>(),
@@ -71,6 +73,11 @@ ContextOptions to_context_options(int64_t n_ctx, int32_t n_slots, int32_t n_batc
 }  // namespace
 
 void register_engine(py::module_ & m) {
+    py::class_<SuspendedSequence, std::shared_ptr<SuspendedSequence>>(
+        m, "SuspendedSequence", "A sequence that gave its place up; can be resumed once.")
+        .def_property_readonly("n_bytes", [](const SuspendedSequence & it) { return it.state.size(); },
+                               "Bytes its cells take; 0 = its tokens must be computed again.");
+
     py::class_<ContextOptions>(m, "ContextOptions", "Sizes and modes of a context, unchecked.")
         .def(py::init(&to_context_options), py::kw_only(), py::arg("n_ctx"), py::arg("n_slots"), py::arg("n_batch"),
              py::arg("n_ubatch"), py::arg("n_threads"), py::arg("n_threads_batch"), py::arg("flash_attention"),
@@ -95,8 +102,8 @@ void register_engine(py::module_ & m) {
              py::arg("model"), py::arg("options"), "Create and warm up a context. Raises ModelLoad.")
         .def_property_readonly(
             "failure",
-            [](Engine & engine) -> py::object {
-                const std::string reason = engine.failure();
+            [](const Engine & engine) -> py::object {
+                const std::string & reason = engine.failure();
                 return reason.empty() ? py::object(py::none()) : py::object(to_text(reason));
             },
             "Why the engine computes nothing any more; None while it works.")
@@ -126,23 +133,38 @@ void register_engine(py::module_ & m) {
         .def(
             "submit",
             [](Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
-               std::shared_ptr<CancelFlag> flag) {
-                return engine.submit(to_plan(engine, std::move(decode), pieces), std::move(flag));
+               std::shared_ptr<CancelFlag> flag, std::vector<llama_seq_id> purge, bool ahead) {
+                StepPlan plan = to_plan(engine, std::move(decode), pieces, std::move(purge));
+                const py::gil_scoped_release release;
+                return engine.submit(std::move(plan), std::move(flag), ahead);
             },
-            py::arg("decode"), py::arg("pieces"), py::arg("flag").none(true) = nullptr,
+            py::arg("decode"), py::arg("pieces") = py::tuple(), py::arg("flag").none(true) = nullptr, py::kw_only(),
+            py::arg("purge") = std::vector<llama_seq_id>(), py::arg("ahead") = false,
             "Start a step; its ticket. `pieces` are (seq_id, tokens, is_last). Raises EngineError, BadToken.")
         .def("collect", &Engine::collect, py::arg("ticket"), py::call_guard<py::gil_scoped_release>(),
              "Wait for the step; one output a row. Raises EngineError.")
         .def(
             "batch_eval_sample",
             [](Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
-               std::shared_ptr<CancelFlag> flag) {
-                StepPlan plan = to_plan(engine, std::move(decode), pieces);
+               std::shared_ptr<CancelFlag> flag, std::vector<llama_seq_id> purge) {
+                StepPlan plan = to_plan(engine, std::move(decode), pieces, std::move(purge));
                 const py::gil_scoped_release release;
                 return engine.batch_eval_sample(std::move(plan), std::move(flag));
             },
-            py::arg("decode"), py::arg("pieces"), py::arg("flag").none(true) = nullptr,
+            py::arg("decode"), py::arg("pieces") = py::tuple(), py::arg("flag").none(true) = nullptr, py::kw_only(),
+            py::arg("purge") = std::vector<llama_seq_id>(),
             "Submit and collect: decode, sample, detokenise and check for the end, all rows in one call.")
+        .def("unwind", &Engine::unwind, py::call_guard<py::gil_scoped_release>(),
+             "Take back what the worker computes ahead; the ids of sequences where that failed.")
+        .def("suspend", &Engine::suspend, py::arg("seq_id"), py::arg("max_bytes"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Close a sequence, keeping what it needs to go on; its cells if they take at most max_bytes. Raises "
+             "EngineError.")
+        .def("resume", &Engine::resume, py::arg("seq_id"), py::arg("suspended"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Open a suspended sequence under an id; False where its cells have no room. Raises EngineError.")
+        .def_property_readonly("can_rewind", &Engine::can_rewind,
+                               "Whether memory can take the last step of a sequence back.")
         .def("memory_seq_cp", &Engine::memory_seq_cp, py::arg("source"), py::arg("target"), py::arg("start") = 0,
              py::arg("end") = -1, py::call_guard<py::gil_scoped_release>(),
              "Add the cells of [start, end) of one sequence to another, by metadata. Raises EngineError.")
@@ -152,14 +174,33 @@ void register_engine(py::module_ & m) {
         .def("memory_seq_length", &Engine::memory_seq_length, py::arg("seq_id"),
              py::call_guard<py::gil_scoped_release>(), "Tokens of a sequence in memory. Raises EngineError.")
         .def_property_readonly(
-            "step_time",
-            [](const Engine & engine) {
-                const StepTime time = engine.step_time();
-                return py::make_tuple(time.build, time.decode, time.sample);
+            "ahead_rows",
+            [](const Engine & engine) -> py::object {
+                return engine.is_ahead() ? py::object(py::cast(engine.ahead_rows())) : py::object(py::tuple());
             },
-            "Seconds (build, decode, sample) of the step collected last.")
-        .def("used_cells", &Engine::used_cells, py::call_guard<py::gil_scoped_release>(),
-             "KV cells held by open sequences.")
+            "Sequence ids of the decode that runs ahead, ascending; () = none does.")
+        .def_property_readonly(
+            "report",
+            [](const Engine & engine) {
+                const StepReport & report = engine.report();
+                return py::make_tuple(
+                    py::make_tuple(report.time.build, report.time.decode, report.time.sample),
+                    py::tuple(py::cast(report.purged)), report.n_splits, report.ran_ahead);
+            },
+            "((build, decode, sample) seconds, purged ids, times halved, whether it ran ahead) of the step collected "
+            "last.")
+        .def("used_cells", &Engine::used_cells, "KV cells held by open sequences, as of the step collected last.")
+        .def(
+            "inject_faults",
+            [](Engine & engine, const std::vector<int> & decode_codes, int n_failing_rewinds) {
+                Faults & faults = engine.faults();
+                faults.decode_codes.assign(decode_codes.begin(), decode_codes.end());
+                faults.n_failing_rewinds = n_failing_rewinds;
+            },
+            py::kw_only(), py::arg("decode_codes") = std::vector<int>(), py::arg("n_failing_rewinds") = 0,
+            py::call_guard<py::gil_scoped_release>(),
+            "For tests: the next calls of llama_decode return these codes and compute nothing (0: as usual), and so "
+            "many of the next rewinds fail.")
         .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>(),
              "Free the context; may be called twice.");
 }

@@ -1,26 +1,32 @@
 // A model with its context: open sequences, run steps on the worker, close them.
 //
-// Threads: one caller (the scheduler thread) and one worker. Sequences and memory are touched by the worker while a
-// step is outstanding and by the caller otherwise; every public call but `submit` and `collect` waits for the step
-// first, so the two never meet. libllama aborts the process on bad input: everything is checked before the call.
+// Threads: one caller (the scheduler thread) and one worker. Sequences and memory are touched by the worker while it
+// computes and by the caller otherwise; every public call but `submit` and `collect` first waits for the worker and takes
+// back what it computes ahead, so the two never meet. libllama aborts the process on bad input: everything is checked
+// before the call.
+//
+// Lookahead: a step submitted with `ahead` whose rows all go on is followed at once by a decode of the same rows, while
+// its outputs are with the caller. The next `submit` finds that decode running or done and only its tokens are left to
+// draw; any other plan, or any other call, takes it back first.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "batch.h"
+#include "abort_switch.h"
 #include "cancel_flag.h"
 #include "context.h"
 #include "kv_memory.h"
 #include "llama_handles.h"
 #include "model.h"
 #include "sampler.h"
+#include "sequence.h"
 #include "step.h"
+#include "step_run.h"
 #include "worker.h"
 
 namespace llamaserve {
@@ -42,6 +48,8 @@ public:
 
     const std::shared_ptr<Model> & model() const { return model_; }
     ContextSizes                   sizes() const { return sizes_; }
+    // Whether memory can take the last step of a sequence back; without that no step runs ahead.
+    bool can_rewind() const { return memory_ != nullptr && memory_->can_rewind(); }
 
     // Start a sequence with a sampler of its own; it goes on from what the memory holds under this id, which is nothing
     // unless memory_seq_cp put it there. Throws EngineError if the id is open or out of range, BadTokenError for a bias.
@@ -49,100 +57,112 @@ public:
     // Forget a sequence and free its cells; whether it was open.
     bool close(llama_seq_id seq_id);
 
-    // Start a step on the worker. Throws EngineError or BadTokenError, and starts nothing, for a plan that breaks a rule.
-    int64_t submit(StepPlan plan, std::shared_ptr<CancelFlag> flag);
+    // Start a step on the worker; with `ahead` the worker may begin the next one of the same rows before it is asked for.
+    // Throws EngineError or BadTokenError, and starts nothing, for a plan that breaks a rule.
+    int64_t submit(StepPlan plan, std::shared_ptr<CancelFlag> flag, bool ahead = false);
     // Wait for the step; one output a row, in plan order. Throws EngineError for a ticket that is not outstanding.
     std::vector<RowOutput> collect(int64_t ticket);
     // The fused step: decode, sample, detokenise and the end-of-generation check of all rows in one call.
     std::vector<RowOutput> batch_eval_sample(StepPlan plan, std::shared_ptr<CancelFlag> flag) {
         return collect(submit(std::move(plan), std::move(flag)));
     }
+    // Take back what the worker computes ahead, if anything: cells and samplers are as after the step collected last. The
+    // ids of sequences where that failed; they can only be closed.
+    std::vector<llama_seq_id> unwind();
+
+    // Close a sequence that has drawn a token, keeping what it needs to go on: its sampler, and its cells when their copy
+    // takes at most max_bytes. Throws EngineError for one that has not drawn, or is broken.
+    std::shared_ptr<SuspendedSequence> suspend(llama_seq_id seq_id, size_t max_bytes);
+    // Open it again under any id. False, and nothing changed, where there is no room for its cells. One without a copy of
+    // its cells takes its tokens as prompt pieces, none of them the last, before it decodes. Throws EngineError if the id
+    // is open or out of range, or the sequence was resumed before.
+    bool resume(llama_seq_id seq_id, SuspendedSequence & suspended);
 
     // As KvMemory's; a sequence that is open goes on from what it holds afterwards, and draws its last token again.
     void    memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to);
     bool    memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to);
     int64_t memory_seq_length(llama_seq_id seq_id);
 
-    // Why the engine computes nothing any more; empty while it works. Waits for the step.
-    std::string failure();
+    // Whether a decode of `ahead_rows` runs or is done that nobody asked for yet, as of the step collected last.
+    bool                              is_ahead() const { return is_ahead_; }
+    const std::vector<llama_seq_id> & ahead_rows() const { return ahead_rows_; }
 
+    // Why the engine computes nothing any more, as of the step collected last; empty while it works.
+    const std::string & failure() const { return down_; }
     // Of the step collected last.
-    StepTime step_time() const { return collected_time_; }
-
-    // KV cells held by open sequences.
-    int64_t used_cells();
+    const StepReport & report() const { return report_; }
+    // KV cells held by open sequences, as of the step collected last.
+    int64_t used_cells() const { return used_cells_; }
 
     // Free the context; later calls throw EngineDownError. The weights go with the last owner of the model. May be called
     // twice, and while a step runs: it is waited for and its outputs are lost. In a forked child nothing is freed.
     void shutdown();
 
+    // For tests; while nothing runs.
+    Faults & faults();
+
 private:
-    struct Sequence {
-        SamplerHandle              sampler;
-        bool                       reads_prompt = false;  // its sampler counts prompt tokens too
-        llama_pos                  n_past       = 0;      // tokens in memory
-        std::optional<llama_token> drawn;                 // the last token drawn, not in memory yet
-    };
-    // A token of the running step and the row it belongs to.
-    struct Entry {
-        llama_token token;
-        llama_pos   pos;
-        size_t      row;
-        bool        output;
+    // What the worker hands over at the end of a job.
+    struct Handover {
+        std::vector<RowOutput>    outputs;
+        StepReport                report;
+        std::string               lost;
+        int64_t                   used_cells = 0;
+        bool                      runs_ahead = false;
+        std::vector<llama_seq_id> broken;  // by taking back
     };
 
     // --- caller thread ---
     void       check_up() const;
+    void       check_slot_is_free(llama_seq_id seq_id) const;
     void       check_plan(const StepPlan & plan) const;
     Sequence & check_row(llama_seq_id seq_id, std::vector<bool> & seen) const;
-    void       wait_for_step();
+    void       await_job();
+    void       settle();
     void       warm_up();
 
     // --- worker thread ---
     void run_step();
-    void compute_step();
-    void lay_out_rows();
-    void decode_range(size_t begin, size_t end);
-    void fill_batch(size_t begin, size_t end);
-    void halve(size_t begin, size_t end);
-    int  call_decode();
-    void commit();
-    void draw_token(int32_t batch_index, size_t row);
-    void fail_row(size_t row, RowError error, const std::string & message);
-    void fail_range(size_t begin, size_t end, const std::string & message);
-    void abort_pending_rows();
-    void show_prompt(size_t row);
+    void run_rest_of_step();
+    void run_ahead();
+    void take_back();
+    void hand_over();
+
+    // Caller's thread or worker's, whichever has the sequences.
+    int64_t count_cells() const;
 
     bool is_slot(llama_seq_id seq_id) const { return seq_id >= 0 && seq_id < sizes_.n_slots; }
     bool is_open(llama_seq_id seq_id) const {
         return is_slot(seq_id) && !sequences_.empty() && sequences_[seq_id] != nullptr;
     }
-    // The prompt piece of a row; null for a decode row.
-    const PromptPiece * piece_of(size_t row) const;
-    Sequence & sequence(size_t row) { return *sequences_[outputs_[row].seq_id]; }
 
-    pid_t                                  owner_;  // the process that has the worker; a forked child has none
-    std::shared_ptr<Model>                 model_;
-    ContextOptions                         options_;
-    ContextHandle                          ctx_;
-    std::unique_ptr<KvMemory>              memory_;
-    ContextSizes                           sizes_{};
-    std::vector<std::unique_ptr<Sequence>> sequences_;  // by id; null = not open
-    std::string                            lost_;       // why the context is unusable; empty = it is fine. After the
-                                                        // first loss nothing of llama.cpp is called any more
+    pid_t                     owner_;  // the process that has the worker; a forked child has none
+    std::shared_ptr<Model>    model_;
+    ContextOptions            options_;
+    AbortSwitch               abort_;
+    ContextHandle             ctx_;
+    std::unique_ptr<KvMemory> memory_;
+    ContextSizes              sizes_{};
+    Sequences                 sequences_;
 
-    // --- the step in flight ---
-    StepPlan                    plan_;
-    std::shared_ptr<CancelFlag> flag_;
-    std::vector<Entry>          entries_;
-    std::vector<RowOutput>      outputs_;
-    std::vector<llama_pos>      row_starts_;     // row -> tokens its sequence had before the step
-    std::vector<size_t>         batch_entries_;  // batch index -> entry
-    std::unique_ptr<Batch>      batch_;
-    StepTime                    time_;
-    StepTime                    collected_time_;
+    // --- the caller's view ---
     int64_t                     ticket_         = 0;
     bool                        is_outstanding_ = false;
+    bool                        is_ahead_       = false;  // a decode nobody asked for yet runs or is done
+    std::shared_ptr<CancelFlag> flag_;
+    std::string                 down_;
+    StepReport                  report_;
+    int64_t                     used_cells_ = 0;
+
+    // --- from caller to worker, written before a job is given ---
+    StepPlan plan_;
+    bool     wants_ahead_ = false;
+
+    // --- the worker's, and what it hands over ---
+    std::unique_ptr<StepRun>  run_;
+    std::vector<llama_seq_id> ahead_rows_;  // read by the caller while is_ahead_
+    bool                      has_decoded_ahead_ = false;
+    Handover                  handover_;
 
     std::unique_ptr<Worker> worker_;  // last: it stops before what it uses goes away
 };

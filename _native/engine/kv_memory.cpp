@@ -8,7 +8,7 @@
 namespace llamaserve {
 
 KvMemory::KvMemory(llama_context * ctx, const Model & model, const ContextOptions & options)
-    : memory_(llama_get_memory(ctx)), kind_(model.memory()), n_slots_(options.n_slots),
+    : ctx_(ctx), memory_(llama_get_memory(ctx)), kind_(model.memory()), n_slots_(options.n_slots),
       n_swa_(options.swa_full ? 0 : llama_model_n_swa(model.get())), is_unified_(options.kv_unified) {}
 
 bool KvMemory::has_recurrent_state() const { return kind_ == MemoryKind::recurrent || kind_ == MemoryKind::hybrid; }
@@ -50,7 +50,8 @@ void KvMemory::copy(llama_seq_id source, llama_seq_id target, llama_pos from, ll
 
 // llama.cpp says yes to a trim although the window before `from` is gone, and computes garbage afterwards.
 bool KvMemory::is_window_gone(llama_seq_id seq_id, llama_pos from) const {
-    return n_swa_ > 0 && from > 0 && llama_memory_seq_pos_min(memory_, seq_id) > std::max(0, from - n_swa_);
+    // The token at `from` sees those from `from - n_swa + 1` on: is_masked_swa in llama-hparams.h.
+    return n_swa_ > 0 && from > 0 && llama_memory_seq_pos_min(memory_, seq_id) > std::max(0, from - n_swa_ + 1);
 }
 
 bool KvMemory::remove(llama_seq_id seq_id, llama_pos from, llama_pos to) {
@@ -61,6 +62,22 @@ bool KvMemory::remove(llama_seq_id seq_id, llama_pos from, llama_pos to) {
         return !is_window_gone(seq_id, from) && llama_memory_seq_rm(memory_, seq_id, from, -1);
     }
     return llama_memory_seq_rm(memory_, seq_id, from, to);
+}
+
+size_t KvMemory::state_size(llama_seq_id seq_id) const {
+    check_id(seq_id);
+    return llama_state_seq_get_size_ext(ctx_, seq_id, 0);
+}
+
+std::vector<uint8_t> KvMemory::save(llama_seq_id seq_id) const {
+    std::vector<uint8_t> state(state_size(seq_id));
+    state.resize(llama_state_seq_get_data_ext(ctx_, state.data(), state.size(), seq_id, 0));
+    return state;
+}
+
+bool KvMemory::restore(llama_seq_id seq_id, const std::vector<uint8_t> & state) {
+    check_id(seq_id);
+    return llama_state_seq_set_data_ext(ctx_, state.data(), state.size(), seq_id, 0) == state.size();
 }
 
 void KvMemory::clear() { llama_memory_clear(memory_, true); }

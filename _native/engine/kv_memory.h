@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "context.h"
 #include "llama_handles.h"
@@ -29,13 +30,27 @@ public:
     // Whether [.., to) reaches the end of the sequence.
     bool is_tail(llama_seq_id seq_id, llama_pos to) const { return to < 0 || to >= length(seq_id); }
 
+    // Whether the last token decoded of a sequence can be taken back at any time: not from a recurrent state.
+    bool can_rewind() const { return !has_recurrent_state(); }
+
+    // Bytes `save` would take now.
+    size_t state_size(llama_seq_id seq_id) const;
+    // A copy of all the context holds of a sequence; empty if llama.cpp could not write it.
+    std::vector<uint8_t> save(llama_seq_id seq_id) const;
+    // Put a copy made by `save` of this same context under an empty id. False where there is no room for it; the id is
+    // empty then.
+    bool restore(llama_seq_id seq_id, const std::vector<uint8_t> & state);
+
     void clear();
 
-private:
+    // Throws EngineError for an id outside the table.
     void check_id(llama_seq_id seq_id) const;
+
+private:
     bool has_recurrent_state() const;
     bool is_window_gone(llama_seq_id seq_id, llama_pos from) const;
 
+    llama_context * ctx_;
     llama_memory_t memory_;
     MemoryKind     kind_;
     int32_t        n_slots_;

@@ -20,6 +20,7 @@ struct PromptPiece {
 struct StepPlan {
     std::vector<llama_seq_id> decode;  // these feed the token they drew last
     std::vector<PromptPiece>  pieces;
+    std::vector<llama_seq_id> purge;   // without a request: to be forgotten, in this order, when no cell is free
 
     size_t n_tokens() const {
         size_t count = decode.size();
@@ -34,7 +35,7 @@ enum class RowError {
     none,
     context_full,  // no KV cell left, even alone; the sequence is as before the step
     decode,        // llama.cpp failed on it; the sequence is cleared and must be closed
-    aborted,       // the step's flag stopped it; the sequence is cleared and must be closed
+    aborted,       // the step's flag stopped it; as before the step, or broken where memory cannot go back
 };
 
 // What a step did for one row.
@@ -54,6 +55,14 @@ struct StepTime {
     double build  = 0;  // laying out rows and filling the batch
     double decode = 0;  // llama_decode, all calls of the step
     double sample = 0;  // drawing tokens and turning them into bytes
+};
+
+// About a step as a whole.
+struct StepReport {
+    StepTime                  time;
+    std::vector<llama_seq_id> purged;             // of the plan's list, those that were forgotten
+    int32_t                   n_splits  = 0;      // times a batch was halved
+    bool                      ran_ahead = false;  // whether it was computed while the step before was handed over
 };
 
 }  // namespace llamaserve

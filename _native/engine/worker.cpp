@@ -37,10 +37,10 @@ void Bell::wait() {
     }
 }
 
-Worker::Worker() : thread_([this] { run(); }) {}
+Worker::Worker(std::function<void()> after_job) : after_job_(std::move(after_job)), thread_([this] { run(); }) {}
 
 Worker::~Worker() {
-    wait_idle();
+    wait();
     job_ = nullptr;
     job_given_.ring();
     thread_.join();
@@ -52,11 +52,13 @@ void Worker::submit(std::function<void()> job) {
     job_given_.ring();
 }
 
-void Worker::wait_idle() {
-    if (is_busy_) {
+bool Worker::wait() {
+    const bool was_busy = is_busy_;
+    if (was_busy) {
         job_done_.wait();
         is_busy_ = false;
     }
+    return was_busy;
 }
 
 void Worker::run() {
@@ -67,6 +69,7 @@ void Worker::run() {
         }
         job_();
         job_done_.ring();
+        after_job_();
     }
 }
 

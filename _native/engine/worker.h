@@ -29,22 +29,25 @@ private:
 
 class Worker {
 public:
-    Worker();
-    ~Worker();  // waits for the running job
+    // `after_job` runs on the worker after each job, when the caller has been told that the job is done.
+    explicit Worker(std::function<void()> after_job);
+    ~Worker();  // waits for what runs
 
     Worker(const Worker &)             = delete;
     Worker & operator=(const Worker &) = delete;
 
-    // Start a job; the worker must be idle. The job must not throw. One thread calls these two.
+    // Start a job; the one before must have been waited for. It begins when the worker is through with what it does
+    // after that one. Jobs must not throw. One thread calls these two.
     void submit(std::function<void()> job);
-    // Wait until the worker is idle. What the job wrote is visible afterwards.
-    void wait_idle();
+    // Wait until the job is done. What it wrote is visible afterwards. Whether there was a job to wait for.
+    bool wait();
 
 private:
     void run();
 
     Bell                  job_given_;
     Bell                  job_done_;
+    std::function<void()> after_job_;
     std::function<void()> job_;              // empty = end
     bool                  is_busy_ = false;  // the caller's: a job was given and not waited for
     std::thread           thread_;           // last: it starts when the rest is ready

@@ -28,7 +28,9 @@ from llamaserve.engine.port import (
     SequenceSpec,
     StepFlag,
     StepPlan,
+    StepReport,
     StepTime,
+    SuspendedSequence,
     Ticket,
 )
 from llamaserve.errors import BadRequest, BadTemplate, EngineError, ModelLoad
@@ -180,12 +182,17 @@ class NativeEngine:
             logit_bias=list(sampling.logit_bias.items()),
         )
 
-    def submit(self, plan: StepPlan, flag: StepFlag | None = None) -> Ticket:
+    @property
+    def can_rewind(self) -> bool:
+        """False for recurrent and hybrid models."""
+        return self._engine.can_rewind
+
+    def submit(self, plan: StepPlan, flag: StepFlag | None = None, *, ahead: bool = False) -> Ticket:
         """Hand a step to the worker. Raises EngineError, BadToken."""
         if flag is not None and not isinstance(flag, CancelFlag):
             raise EngineError(f"the flag of a step is a CancelFlag, not {type(flag).__name__}")
         pieces = [(piece.seq_id, piece.tokens, piece.is_last) for piece in plan.pieces]
-        return Ticket(self._engine.submit(plan.decode, pieces, flag))
+        return Ticket(self._engine.submit(plan.decode, pieces, flag, purge=plan.purge, ahead=ahead))
 
     def collect(self, ticket: Ticket) -> Sequence[RowOutput]:
         """Wait for the step; the GIL is free meanwhile."""
@@ -196,9 +203,29 @@ class NativeEngine:
         return self.collect(self.submit(plan, flag))
 
     @property
-    def step_time(self) -> StepTime:
+    def report(self) -> StepReport:
         """Of the step collected last."""
-        return StepTime(*self._engine.step_time)
+        time, purged, n_splits, ran_ahead = self._engine.report
+        return StepReport(StepTime(*time), purged, n_splits, ran_ahead)
+
+    @property
+    def ahead_rows(self) -> Sequence[int]:
+        """Sequence ids of the decode that runs ahead."""
+        return self._engine.ahead_rows
+
+    def unwind(self) -> Sequence[int]:
+        """Take back the decode that runs ahead; a running one is stopped on a CPU. The ids that are broken now."""
+        return self._engine.unwind()
+
+    def suspend(self, seq_id: int, max_bytes: int) -> _engine.SuspendedSequence:
+        """Close a sequence and keep what it needs to go on. Raises EngineError, EngineDown."""
+        return self._engine.suspend(seq_id, max_bytes)
+
+    def resume(self, seq_id: int, suspended: SuspendedSequence) -> bool:
+        """Open it again; False where its cells have no room. Raises EngineError, EngineDown."""
+        if not isinstance(suspended, _engine.SuspendedSequence):
+            raise EngineError(f"a {type(suspended).__name__} was not suspended by this engine")
+        return self._engine.resume(seq_id, suspended)
 
     def new_flag(self) -> CancelFlag:
         """A flag for one step."""

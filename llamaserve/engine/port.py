@@ -10,8 +10,13 @@ calls; the real engine runs the work on its one native worker. Laws, tested on b
 - A decode row names a sequence, not a token: the engine holds the last token it drew.
 - A bad plan is refused whole and changes nothing. A prompt ends with its last piece: a sequence that has drawn takes no
   other.
-- A step whose flag was set before it was submitted is stopped. A stopped row leaves its sequence open and empty: no
-  cell, nothing drawn.
+- A step whose flag was set before it was submitted is stopped. A stopped row leaves its sequence as it was before the
+  step where memory ``can_rewind``, else broken: every later row of it fails.
+- A step submitted with ``ahead`` changes nothing of what comes out. If every row draws a token that does not end it,
+  the engine may compute the decode of the same rows, in ascending order, before it is asked for (``ahead_rows``). The
+  next ``submit`` of just that plan finds it done; any other plan or call takes it back first, and so does ``unwind``:
+  then cells and samplers are as if it had not been. A sequence whose cells cannot be removed is broken.
+- ``suspend`` and ``resume`` change nothing of what comes out either.
 - After ``shutdown`` there are errors, never a crash: EngineDown from ``open`` and ``submit``, EngineError for the
   ticket of a step that was outstanding.
 """
@@ -45,7 +50,7 @@ class RowError(enum.Enum):
     DECODE = "decode"
     """llama.cpp failed on it; the sequence is cleared and must be closed."""
     ABORTED = "aborted"
-    """The step's flag stopped it; the sequence is cleared and must be closed."""
+    """The step's flag stopped it; the sequence is as before the step if memory ``can_rewind``, else it is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ class StepPlan:
     decode: Sequence[int] = ()
     """Sequence ids that decode the token they drew last."""
     pieces: Sequence[PromptPiece] = ()
+    purge: Sequence[int] = ()
+    """Ids that are not open but hold cells: forgotten in this order, one at a time, when no cell is free."""
 
 
 class RowOutput(Protocol):
@@ -110,6 +117,26 @@ class StepTime(NamedTuple):
     """The model's computation."""
     sample: float = 0.0
     """Drawing tokens and turning them into bytes."""
+
+
+class StepReport(NamedTuple):
+    """About a step as a whole."""
+
+    time: StepTime = StepTime()
+    purged: tuple[int, ...] = ()
+    """Of the plan's purge list, the ids that were forgotten."""
+    n_splits: int = 0
+    """Times a batch was halved because it did not fit."""
+    ran_ahead: bool = False
+    """Whether it was computed before it was submitted."""
+
+
+class SuspendedSequence(Protocol):
+    """A sequence that gave its place up, and what it needs to go on; can be resumed once."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the copy of its cells; 0 = there is none, its tokens must be computed again."""
 
 
 class StepFlag(Protocol):
@@ -170,13 +197,17 @@ class Engine(Protocol):
         """Start an empty sequence with a sampler of its own. Raises EngineError if the id is open or out of range,
         BadToken if a logit bias names a token outside the vocabulary, EngineDown."""
 
-    def submit(self, plan: StepPlan, flag: StepFlag | None = None) -> Ticket:
-        """Hand a step to the worker and return at once.
+    @property
+    def can_rewind(self) -> bool:
+        """Whether memory can take the last step of a sequence back; without that no step runs ahead."""
+
+    def submit(self, plan: StepPlan, flag: StepFlag | None = None, *, ahead: bool = False) -> Ticket:
+        """Hand a step to the worker and return at once; ``ahead`` allows the next one of the same rows to begin early.
 
         Raises EngineError, and submits nothing, when a ticket is outstanding, the plan is empty, holds more than
         ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty or its sequence has drawn
-        a token, or a decode row has drawn none yet; BadToken when a piece has a token outside the vocabulary;
-        EngineDown when there is no context any more.
+        a token, a decode row has drawn none yet, or the purge list names an open sequence; BadToken when a piece has a
+        token outside the vocabulary; EngineDown when there is no context any more.
         """
 
     def collect(self, ticket: Ticket) -> Sequence[RowOutput]:
@@ -187,8 +218,27 @@ class Engine(Protocol):
         """``collect(submit(plan))``."""
 
     @property
-    def step_time(self) -> StepTime:
+    def report(self) -> StepReport:
         """Of the step collected last; zeros before the first."""
+
+    @property
+    def ahead_rows(self) -> Sequence[int]:
+        """Sequence ids of the decode that runs ahead, ascending; empty when none does."""
+
+    def unwind(self) -> Sequence[int]:
+        """Take back the decode that runs ahead, if any; the ids of sequences that are broken now."""
+
+    def suspend(self, seq_id: int, max_bytes: int) -> SuspendedSequence:
+        """Close a sequence that has drawn a token and keep what it needs to go on, with a copy of its cells if that
+        takes at most ``max_bytes``. Raises EngineError if it is not open, has drawn none or is broken; EngineDown."""
+
+    def resume(self, seq_id: int, suspended: SuspendedSequence) -> bool:
+        """Open it again under an id that is not open.
+
+        False, and nothing changed, when its cells have no room. One without a copy of its cells then takes the tokens
+        it had as prompt pieces, none of them the last, and draws nothing before it decodes. Raises EngineError,
+        EngineDown.
+        """
 
     def new_flag(self) -> StepFlag:
         """A flag for one step."""
@@ -201,7 +251,8 @@ class Engine(Protocol):
         """Why the engine computes nothing any more (its context was lost, it was shut down); None while it works."""
 
     def used_cells(self) -> int:
-        """KV cells held by open sequences (tokens computed, for memories without cells)."""
+        """KV cells held by open sequences (tokens computed, for memories without cells), as of the step collected
+        last: one that runs ahead is not counted."""
 
     def shutdown(self) -> None:
         """Free the model; the engine is unusable afterwards. Never fails, may be called twice."""

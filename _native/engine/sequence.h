@@ -1,0 +1,34 @@
+// What the engine keeps of a sequence beside its cells.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llama_handles.h"
+
+namespace llamaserve {
+
+struct Sequence {
+    SamplerHandle              sampler;
+    bool                       reads_prompt = false;  // its sampler counts prompt tokens too
+    llama_pos                  n_past       = 0;      // tokens in memory that the caller knows of
+    std::optional<llama_token> drawn;                 // the last token drawn, not in memory yet
+    llama_pos                  n_recompute = 0;       // a resumed sequence without its cells: tokens it had, to be fed again
+    std::string                broken;                // why it can only be closed; empty = it is fine
+
+    // Whether the tokens it is fed were drawn or shown to its sampler before.
+    bool is_recomputing() const { return n_past < n_recompute; }
+};
+
+// By sequence id; null = not open.
+using Sequences = std::vector<std::unique_ptr<Sequence>>;
+
+// A sequence that gave its place up, with all it needs to go on as if it had not.
+struct SuspendedSequence {
+    Sequence             sequence;
+    std::vector<uint8_t> state;  // its cells, or its recurrent state; empty = the tokens must be computed again
+};
+
+}  // namespace llamaserve

@@ -1,0 +1,347 @@
+#include "step_run.h"
+
+#include <chrono>
+
+#include "llama_log.h"
+
+namespace llamaserve {
+namespace {
+
+// Adds the time of a scope to a sum of seconds.
+class Stopwatch {
+public:
+    explicit Stopwatch(double & sum) : sum_(sum) {}
+    ~Stopwatch() { sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+
+    Stopwatch(const Stopwatch &)             = delete;
+    Stopwatch & operator=(const Stopwatch &) = delete;
+
+private:
+    double &                              sum_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+const std::vector<PromptPiece> no_pieces;
+
+}  // namespace
+
+StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences, int32_t n_batch)
+    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), batch_(n_batch) {
+    entries_.reserve(n_batch);
+    batch_entries_.reserve(n_batch);
+}
+
+// --- whole steps and halves ---
+
+void StepRun::compute(const StepPlan & plan) {
+    try {
+        begin(plan.decode, plan.pieces);
+        purge_    = &plan.purge;
+        n_purged_ = 0;
+        decode_range(0, entries_.size());
+        for (size_t row = 0; row < outputs_.size(); row++) {
+            if (outputs_[row].error == RowError::none && row_pieces_[row] != nullptr && !row_pieces_[row]->is_last) {
+                show_prompt(row);
+            }
+        }
+    } catch (...) {
+        lose("the engine failed in the middle of a step");
+        fail_all_rows(lost_);
+    }
+    purge_ = nullptr;
+}
+
+bool StepRun::decode_ahead(const std::vector<llama_seq_id> & rows) {
+    try {
+        begin(rows, no_pieces);
+        report_.ran_ahead = true;
+        fill_batch(0, entries_.size());
+        const int code = call_decode();
+        if (code == 0) {
+            return true;
+        }
+        if (code != 1 && code != -1) {  // these two leave memory as it was; after the others a part may be in it
+            take_back_ahead();
+        }
+    } catch (...) {
+        lose("the engine failed while it decoded ahead");
+    }
+    return false;
+}
+
+void StepRun::draw_ahead() {
+    try {
+        commit();
+    } catch (...) {
+        lose("the engine failed in the middle of a step");
+        fail_all_rows(lost_);
+    }
+}
+
+void StepRun::take_back_ahead() {
+    for (size_t row = 0; row < outputs_.size(); row++) {
+        if (!rewind(outputs_[row].seq_id, row_starts_[row])) {
+            forget(row);
+            sequence(row).broken = "a step that ran ahead could not be taken back";
+        }
+    }
+}
+
+bool StepRun::all_rows_go_on() const {
+    for (const RowOutput & output : outputs_) {
+        if (output.error != RowError::none || output.token == RowOutput::no_token || output.is_eog) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// --- from rows to tokens ---
+
+void StepRun::begin(const std::vector<llama_seq_id> & decode, const std::vector<PromptPiece> & pieces) {
+    report_ = {};
+    const Stopwatch watch(report_.time.build);
+    entries_.clear();
+    outputs_.clear();
+    row_starts_.clear();
+    row_pieces_.clear();
+    outputs_.reserve(decode.size() + pieces.size());
+    for (const llama_seq_id seq_id : decode) {
+        add_row(seq_id, nullptr);
+    }
+    for (const PromptPiece & piece : pieces) {
+        add_row(piece.seq_id, &piece);
+    }
+}
+
+void StepRun::add_row(llama_seq_id seq_id, const PromptPiece * piece) {
+    const Sequence & owner = *sequences_[seq_id];
+    const size_t     row   = outputs_.size();
+    RowOutput &      output = outputs_.emplace_back();
+    output.seq_id           = seq_id;
+    row_starts_.push_back(owner.n_past);
+    row_pieces_.push_back(piece);
+    if (!owner.broken.empty()) {
+        output.error   = RowError::decode;
+        output.message = owner.broken;
+        return;
+    }
+    if (piece == nullptr) {
+        entries_.push_back({*owner.drawn, owner.n_past, row, true});
+        return;
+    }
+    const size_t n_tokens = piece->tokens.size();
+    for (size_t i = 0; i < n_tokens; i++) {
+        entries_.push_back({piece->tokens[i], owner.n_past + (llama_pos) i, row, piece->is_last && i + 1 == n_tokens});
+    }
+}
+
+// --- through llama_decode ---
+
+// Decodes entries [begin, end), without those of rows that failed; purges and halves where the whole does not go.
+void StepRun::decode_range(size_t begin, size_t end) {
+    if (!lost_.empty()) {
+        fail_range(begin, end, lost_);
+        return;
+    }
+    fill_batch(begin, end);
+    if (batch_.size() == 0) {
+        return;
+    }
+    const size_t first_row = entries_[batch_entries_.front()].row;
+    const bool   is_single = batch_.size() == 1;
+    int          code      = call_decode();
+    while (code == 1 && purge_one()) {
+        code = call_decode();
+    }
+    switch (code) {
+        case 0:
+            commit();
+            break;
+        case 1:  // no room: memory is as before
+            if (is_single) {
+                fail_row(first_row, RowError::context_full, "no KV cell is free for the next token");
+            } else {
+                halve(begin, end);
+            }
+            break;
+        case 2:  // the flag: what was computed in this call has no logits
+            abort_pending_rows();
+            break;
+        case -1:  // a row llama.cpp refuses although it passed our checks: find it, memory is as before
+            if (is_single) {
+                fail_row(first_row, RowError::decode, with_llama_log("llama.cpp refused the token"));
+            } else {
+                halve(begin, end);
+            }
+            break;
+        default:
+            fail_range(begin, end, with_llama_log("llama_decode failed with code " + std::to_string(code)));
+    }
+}
+
+void StepRun::fill_batch(size_t begin, size_t end) {
+    const Stopwatch watch(report_.time.build);
+    batch_.clear();
+    batch_entries_.clear();
+    for (size_t i = begin; i < end; i++) {
+        const Entry & entry = entries_[i];
+        if (outputs_[entry.row].error == RowError::none) {
+            batch_.add(entry.token, entry.pos, outputs_[entry.row].seq_id, entry.output);
+            batch_entries_.push_back(i);
+        }
+    }
+}
+
+// Forgets the next sequence of the purge list that holds anything; whether there was one.
+bool StepRun::purge_one() {
+    while (purge_ != nullptr && n_purged_ < purge_->size()) {
+        const llama_seq_id seq_id = (*purge_)[n_purged_++];
+        if (memory_.length(seq_id) > 0 && memory_.remove(seq_id, -1, -1)) {
+            report_.purged.push_back(seq_id);
+            return true;
+        }
+    }
+    return false;
+}
+
+void StepRun::halve(size_t begin, size_t end) {
+    report_.n_splits++;
+    const size_t middle = begin + (end - begin) / 2;
+    decode_range(begin, middle);
+    decode_range(middle, end);
+}
+
+int StepRun::call_decode() {
+    if (const int code = faults_.next_decode_code()) {
+        return code;
+    }
+    const Stopwatch watch(report_.time.decode);
+    try {
+        return llama_decode(ctx_, batch_.view());
+    } catch (const std::exception & error) {  // llama.cpp has no try/catch of its own: the context is in an unknown state
+        lose(std::string("llama.cpp failed and its context is lost: ") + error.what());
+    } catch (...) {
+        lose("llama.cpp failed and its context is lost");
+    }
+    return -3;
+}
+
+void StepRun::lose(const std::string & why) {
+    if (lost_.empty()) {
+        lost_ = why;
+    }
+}
+
+// --- from logits to tokens ---
+
+// Takes over what a good call computed; the logits live until the next call, so rows draw their token now.
+void StepRun::commit() {
+    const Stopwatch watch(report_.time.sample);
+    for (size_t i = 0; i < batch_entries_.size(); i++) {
+        const Entry & entry        = entries_[batch_entries_[i]];
+        sequence(entry.row).n_past = entry.pos + 1;
+        if (entry.output) {
+            draw_token((int32_t) i, entry.row);
+        }
+    }
+}
+
+void StepRun::draw_token(int32_t batch_index, size_t row) {
+    Sequence &  owner  = sequence(row);
+    RowOutput & output = outputs_[row];
+    if (llama_get_logits_ith(ctx_, batch_index) == nullptr) {  // llama_sampler_sample would abort
+        fail_row(row, RowError::decode, "llama.cpp gave no logits");
+        return;
+    }
+    try {
+        show_prompt(row);
+        output.token  = llama_sampler_sample(owner.sampler.get(), ctx_, batch_index);
+        output.is_eog = model_.is_eog(output.token);
+        owner.drawn   = output.token;
+        model_.append_piece(output.token, false, output.piece);
+    } catch (const std::exception & error) {
+        output.token = RowOutput::no_token;
+        fail_row(row, RowError::decode, std::string("sampling failed: ") + error.what());
+    }
+}
+
+// Penalties count prompt tokens too; those of a piece that is taken back must not count, nor those shown before.
+void StepRun::show_prompt(size_t row) {
+    const PromptPiece * piece = row_pieces_[row];
+    Sequence &          owner = sequence(row);
+    if (piece == nullptr || !owner.reads_prompt || owner.n_recompute > 0) {
+        return;
+    }
+    for (const llama_token token : piece->tokens) {
+        llama_sampler_accept(owner.sampler.get(), token);
+    }
+}
+
+// --- rows that fail ---
+
+void StepRun::fail_row(size_t row, RowError error, const std::string & message) {
+    outputs_[row].error   = error;
+    outputs_[row].message = message;
+    Sequence & owner      = sequence(row);
+    if (error == RowError::decode) {
+        forget(row);
+        return;
+    }
+    // A part of the row may be in memory: the sequence goes back to where it was, so that the row can be tried again.
+    if (rewind(outputs_[row].seq_id, row_starts_[row])) {
+        owner.n_past = row_starts_[row];
+        return;
+    }
+    forget(row);
+    owner.broken = message + ", and its memory cannot go back to where it was";
+    if (error == RowError::context_full) {
+        outputs_[row].error = RowError::decode;
+    }
+}
+
+void StepRun::forget(size_t row) {
+    if (lost_.empty()) {
+        memory_.remove(outputs_[row].seq_id, -1, -1);
+    }
+    sequence(row).n_past = 0;
+    sequence(row).drawn.reset();
+}
+
+void StepRun::fail_range(size_t begin, size_t end, const std::string & message) {
+    for (size_t i = begin; i < end; i++) {
+        const size_t row = entries_[i].row;
+        if (outputs_[row].error == RowError::none) {
+            fail_row(row, RowError::decode, message);
+        }
+    }
+}
+
+void StepRun::fail_all_rows(const std::string & message) {
+    for (RowOutput & output : outputs_) {
+        const llama_seq_id seq_id = output.seq_id;
+        output                    = RowOutput{};
+        output.seq_id             = seq_id;
+        output.error              = RowError::decode;
+        output.message            = message;
+    }
+}
+
+// Rows whose token was drawn in an earlier part of the step keep it.
+void StepRun::abort_pending_rows() {
+    for (size_t row = 0; row < outputs_.size(); row++) {
+        if (outputs_[row].error == RowError::none && outputs_[row].token == RowOutput::no_token) {
+            fail_row(row, RowError::aborted, "the step was stopped");
+        }
+    }
+}
+
+// Removes the cells from a position on; whether the sequence ends there now.
+bool StepRun::rewind(llama_seq_id seq_id, llama_pos to) {
+    if (!lost_.empty() || faults_.next_rewind_fails()) {
+        return false;
+    }
+    return memory_.remove(seq_id, to, -1) && memory_.length(seq_id) == to;
+}
+
+}  // namespace llamaserve
