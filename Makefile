@@ -37,10 +37,12 @@ build: $(VENV)/.build-ready
 	@$(BIN)/python _native/build_in_place.py
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-build-isolation --editable .
 
-bench-peers: build
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/peers -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TOOLS=ON \
+# What the scenarios of bench/ need: the peers, and matplotlib and the load generator's client.
+bench-peers: build $(VENV)/.bench-ready
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/peers -G Ninja -DCMAKE_BUILD_TYPE=Release \
+	  -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" $(CMAKE_ARGS)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/peers --target llama-batched-bench
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/peers --target llama-batched-bench llama-server
 
 wheel: $(VENV)/.test-ready
 	$(BIN)/python -m build
@@ -57,6 +59,10 @@ $(VENV)/.build-ready: pyproject.toml $(VENV)/.venv-ready
 
 $(VENV)/.test-ready: pyproject.toml $(VENV)/.venv-ready
 	@$(BIN)/python -m pip install --quiet --group test $(OR_SAY_WHY)
+	@touch $@
+
+$(VENV)/.bench-ready: pyproject.toml $(VENV)/.venv-ready
+	@$(BIN)/python -m pip install --quiet --group bench $(OR_SAY_WHY)
 	@touch $@
 
 $(VENV)/.check-ready: pyproject.toml $(VENV)/.venv-ready

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from llamaserve import __version__
+from llamaserve.cli.bench import bench
 from llamaserve.cli.conversation import Conversation
 from llamaserve.cli.flag_groups import with_flag_groups
 from llamaserve.cli.flags import (
@@ -180,6 +181,9 @@ def info(
         raise BadTemplate(f"{path} has no chat template")
     else:
         print(header.chat_template)
+
+
+app.command()(bench)
 
 
 def run_command_line(arguments: Sequence[str] | None = None, parts: Parts | None = None) -> NoReturn:

@@ -25,9 +25,18 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("text", "engine.port", "engine"),
     ("_engine", "_hot"),
     ("config", "request"),
+    ("loadtest",),
     ("errors",),
 )
-FORBIDDEN_IN_SCHEDULER = ("starlette", "uvicorn", "json", "msgspec", "llamaserve._engine", "llamaserve.engine.native")
+FORBIDDEN_IN_SCHEDULER = (
+    "starlette",
+    "uvicorn",
+    "json",
+    "msgspec",
+    "prometheus_client",
+    "llamaserve._engine",
+    "llamaserve.engine.native",
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -70,6 +79,16 @@ def test_no_module_imports_from_a_higher_layer() -> None:
             if (is_module or is_package or is_native) and layer(target) < layer(module):
                 broken.append(f"{module} imports {target}")
     assert broken == []
+
+
+def test_the_load_generator_knows_nothing_of_what_it_measures_and_only_the_command_line_knows_it() -> None:
+    """Not even configurations: another server is measured with the same code."""
+    for module, path in modules():
+        packages = {name.split(".")[1] for name in imports(path) if name.startswith("llamaserve.")}
+        if layer(module) == layer("loadtest"):
+            assert packages <= {"loadtest", "errors"}, module
+        elif layer(module) != layer("cli"):
+            assert "loadtest" not in packages, module
 
 
 def test_the_scheduler_knows_no_http_no_json_and_no_binding() -> None:

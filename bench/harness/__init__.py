@@ -1,0 +1,1 @@
+"""What every scenario needs: servers to compare, rounds that alternate, ratios, prompts, reports and plots."""
