@@ -2,6 +2,7 @@
 # make test    the same set-up, then every test          make check   format, lint, types, stubs, layers
 # make build   the native modules, after a change in _native; only what changed is compiled
 # make bench-peers   llama.cpp's own tools from the same source with the same flags, for bench/ to compare with
+# make sanitize   the native tests under AddressSanitizer and ThreadSanitizer (builds llama.cpp for each)
 # make wheel   sdist and wheel into dist/                make clean   removes what was built, keeps .venv and vendor
 #
 # CMAKE_ARGS reaches llama.cpp: CMAKE_ARGS="-DGGML_CUDA=ON" make build
@@ -17,7 +18,7 @@ VENV       := .venv
 OR_SAY_WHY  = || { echo "llamaserve: pip could not install what the build needs: check the network, the proxy and PIP_INDEX_URL" >&2; exit 1; }
 BIN        := $(VENV)/bin
 
-.PHONY: serve test check build bench-peers wheel clean
+.PHONY: serve test check build bench-peers sanitize wheel clean
 
 serve: build
 	@$(BIN)/llamaserve serve $(SERVE_ARGS)
@@ -43,6 +44,15 @@ bench-peers: build $(VENV)/.bench-ready
 	  -DLLAMA_BUILD_TOOLS=ON -DLLAMA_BUILD_SERVER=ON -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" $(CMAKE_ARGS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/peers --target llama-batched-bench llama-server
+
+# GCC's sanitizers, each with a build of its own beside the usual one.
+sanitize: sanitize-address sanitize-thread
+
+sanitize-%: build $(VENV)/.test-ready
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$* -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMASERVE_SANITIZE=$* \
+	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" $(CMAKE_ARGS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$* --target _engine _hot
+	$(BIN)/python tests/sanitized.py $*
 
 wheel: $(VENV)/.test-ready
 	$(BIN)/python -m build

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import final
 
+from typing_extensions import Buffer
+
 from llamaserve.engine.port import RowError
 
 def take_llama_log() -> list[str]: ...
@@ -71,6 +73,27 @@ class RowOutput:
     def error(self) -> RowError | None: ...
     @property
     def message(self) -> str: ...
+
+class RowSampler:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        whole_vocabulary: bool,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        seed: int | None,
+        repeat_penalty: float,
+        repeat_last_n: int,
+        frequency_penalty: float,
+        presence_penalty: float,
+        ignore_eos: bool,
+        logit_bias: Sequence[tuple[int, float]],
+    ) -> None: ...
+    def draw(self, logits: Buffer) -> int: ...
+    def show_prompt(self, tokens: Sequence[int]) -> None: ...
 
 @final
 class SuspendedSequence:

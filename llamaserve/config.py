@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from llamaserve.errors import ConfigError, UnknownOption, shown
 
+FORCE_SYNC_VARIABLE = "LLAMASERVE_FORCE_SYNC"
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
 _INT32_MAX = 2**31 - 1  # sizes are int32 in llama.cpp
 _MAX_CTX = 2**31 - 256  # rounded up to a multiple of 256 it is still an int32
@@ -114,10 +115,22 @@ class SchedulerConfig:
     mixed_step: bool = True
     """Whether prompt pieces share a step with decode rows and with each other; see ``Profile.mixes_steps``."""
 
+    lookahead: bool = True
+    """Whether the engine may compute the next step of steady streams before this one is acted on."""
+    preempt_ram: int = 1024
+    """MiB of RAM for copies of the KV cells of requests that gave their place up; beyond it they are computed again."""
+
     def __post_init__(self) -> None:
         _check_at_least("max_queue", self.max_queue, 0)
         _check_at_least("prefill_chunk", self.prefill_chunk, 0)
         _check_type("mixed_step", self.mixed_step, bool)
+        _check_type("lookahead", self.lookahead, bool)
+        _check_between("preempt_ram", self.preempt_ram, 0, _INT32_MAX)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """``lookahead``, unless the environment has LLAMASERVE_FORCE_SYNC, with whatever value (L15)."""
+        return self.lookahead and FORCE_SYNC_VARIABLE not in os.environ
 
 
 @dataclass(frozen=True, slots=True)

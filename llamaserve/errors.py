@@ -18,6 +18,7 @@
     ├── EngineError            the model or llama.cpp failed
     │   ├── ModelLoad
     │   ├── DecodeFailed
+    │   ├── RewindFailed
     │   └── EngineDown
     └── Cancelled              the caller asked for it
 
@@ -167,6 +168,10 @@ class ModelLoad(EngineError):
 
 class DecodeFailed(EngineError):
     """llama.cpp could not compute a step; its return code or exception is in the message."""
+
+
+class RewindFailed(EngineError):
+    """A sequence could not go back to where it was before a step that ran ahead; its text cannot go on."""
 
 
 class EngineDown(EngineError):

@@ -25,6 +25,7 @@ PYBIND11_MODULE(_engine, m) {
     llamaserve::register_model(m);
     llamaserve::register_chat_template(m);
     llamaserve::register_gguf(m);
+    llamaserve::register_sampler(m);
     llamaserve::register_step(m);
     llamaserve::register_engine(m);
 }

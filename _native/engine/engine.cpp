@@ -20,7 +20,8 @@ Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
 
     sequences_.resize(sizes_.n_slots);
     ahead_rows_.reserve(sizes_.n_slots);
-    run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *model_, sequences_, sizes_.n_batch);
+    run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *model_, sequences_, sizes_.n_batch,
+                                     options.n_threads_batch);
 
     const auto should_abort = [](void * data) { return static_cast<AbortSwitch *>(data)->should_abort(); };
     llama_set_abort_callback(ctx_.get(), should_abort, &abort_);
@@ -89,11 +90,10 @@ void Engine::open(llama_seq_id seq_id, const SamplerSpec & spec) {
     settle();
     check_up();
     check_slot_is_free(seq_id);
-    auto sequence          = std::make_unique<Sequence>();
-    sequence->sampler      = make_sampler(spec, *model_);
-    sequence->reads_prompt = spec.has_penalties();
-    sequence->n_past       = (llama_pos) memory_->length(seq_id);
-    sequences_[seq_id]     = std::move(sequence);
+    auto sequence      = std::make_unique<Sequence>();
+    sequence->sampler  = std::make_unique<RowSampler>(spec, *model_);
+    sequence->n_past   = (llama_pos) memory_->length(seq_id);
+    sequences_[seq_id] = std::move(sequence);
     used_cells_ = count_cells();
 }
 

@@ -1,43 +1,37 @@
 #include "sampler.h"
 
 #include <cmath>
-#include <set>
+#include <map>
+#include <string>
 
 #include "error.h"
 
 namespace llamaserve {
-namespace {
-
-// Logits divided by less overflow, and the draw would fall on the last token; the likeliest one is what was meant.
-constexpr float lowest_temperature = 1e-5f;
-
-// Biases of the request, and a ban on every end-of-generation token where asked for.
 std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model & model) {
-    std::vector<llama_logit_bias> biases = spec.logit_bias;
-    for (const llama_logit_bias & bias : biases) {
+    std::map<llama_token, float> sums;  // llama.cpp adds up several biases of a token only where it finds them by index
+    for (const llama_logit_bias & bias : spec.logit_bias) {
         if (!model.has_token(bias.token)) {
             throw BadTokenError(bias.token, model.n_vocab());
         }
+        sums[bias.token] += bias.bias;
     }
     if (spec.ignore_eos) {
         for (const llama_token token : model.eog_tokens()) {
-            biases.push_back({token, -INFINITY});
+            sums[token] = -INFINITY;
         }
     }
-    std::set<llama_token> forbidden;
-    for (const llama_logit_bias & bias : biases) {
-        if (bias.bias == -INFINITY) {
-            forbidden.insert(bias.token);
-        }
+    std::vector<llama_logit_bias> biases;
+    int32_t                       n_forbidden = 0;
+    for (const auto & [token, bias] : sums) {
+        biases.push_back({token, bias});
+        n_forbidden += bias == -INFINITY;
     }
-    if ((int32_t) forbidden.size() == model.n_vocab()) {
+    if (n_forbidden == model.n_vocab()) {
         throw BadSamplerError("logit_bias", "a ban on all " + std::to_string(model.n_vocab()) + " tokens",
                               "one that leaves a token to draw");
     }
     return biases;
 }
-
-}  // namespace
 
 SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model) {
     const std::vector<llama_logit_bias> biases = all_biases(spec, model);
@@ -54,7 +48,7 @@ SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model) {
         add(llama_sampler_init_penalties(model.n_vocab(), spec.repeat_last_n, spec.repeat_penalty,
                                          spec.frequency_penalty, spec.presence_penalty));
     }
-    if (spec.temperature < lowest_temperature) {
+    if (spec.is_greedy()) {
         add(llama_sampler_init_greedy());
         return chain;
     }

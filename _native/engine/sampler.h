@@ -27,7 +27,15 @@ struct SamplerSpec {
     bool has_penalties() const {
         return repeat_last_n > 0 && (repeat_penalty != 1.0f || frequency_penalty != 0.0f || presence_penalty != 0.0f);
     }
+
+    // Whether the chain takes the likeliest token. Logits divided by less overflow, and the draw would fall on the last
+    // token; the likeliest one is what was meant.
+    bool is_greedy() const { return temperature < 1e-5f; }
 };
+
+// The biases of a request, and a ban on every end-of-generation token where asked for; one a token. Throws BadTokenError
+// for one outside the vocabulary, BadSamplerError when every token is forbidden.
+std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model & model);
 
 // The chain of llama.cpp's defaults (common/common.h): bias, penalties, top_k, top_p, min_p, temperature, draw; always
 // ends in a sampler that selects a token. A temperature below 1e-5 is 0. Throws BadTokenError for a bias outside the

@@ -6,13 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "llama_handles.h"
+#include "row_sampler.h"
 
 namespace llamaserve {
 
 struct Sequence {
-    SamplerHandle              sampler;
-    bool                       reads_prompt = false;  // its sampler counts prompt tokens too
+    std::unique_ptr<RowSampler> sampler;
     llama_pos                  n_past       = 0;      // tokens in memory that the caller knows of
     std::optional<llama_token> drawn;                 // the last token drawn, not in memory yet
     llama_pos                  n_recompute = 0;       // a resumed sequence without its cells: tokens it had, to be fed again

@@ -23,10 +23,13 @@ private:
 
 const std::vector<PromptPiece> no_pieces;
 
+constexpr int64_t least_parallel_logits = 200'000;  // below this rows draw faster one after the other: bench/sampling.py
+
 }  // namespace
 
-StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences, int32_t n_batch)
-    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), batch_(n_batch) {
+StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences, int32_t n_batch,
+                 int32_t n_threads)
+    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), n_threads_(n_threads), batch_(n_batch) {
     entries_.reserve(n_batch);
     batch_entries_.reserve(n_batch);
 }
@@ -238,43 +241,71 @@ void StepRun::lose(const std::string & why) {
 // Takes over what a good call computed; the logits live until the next call, so rows draw their token now.
 void StepRun::commit() {
     const Stopwatch watch(report_.time.sample);
+    draws_.clear();
     for (size_t i = 0; i < batch_entries_.size(); i++) {
         const Entry & entry        = entries_[batch_entries_[i]];
         sequence(entry.row).n_past = entry.pos + 1;
-        if (entry.output) {
-            draw_token((int32_t) i, entry.row);
+        if (!entry.output) {
+            continue;
         }
+        const float * logits = llama_get_logits_ith(ctx_, (int32_t) i);
+        if (logits == nullptr) {
+            fail_row(entry.row, RowError::decode, "llama.cpp gave no logits");
+            continue;
+        }
+        show_prompt(entry.row);
+        draws_.push_back({entry.row, logits, {}});
+    }
+    draw_tokens();
+    for (const Draw & draw : draws_) {
+        finish_draw(draw);
     }
 }
 
-void StepRun::draw_token(int32_t batch_index, size_t row) {
-    Sequence &  owner  = sequence(row);
-    RowOutput & output = outputs_[row];
-    if (llama_get_logits_ith(ctx_, batch_index) == nullptr) {  // llama_sampler_sample would abort
-        fail_row(row, RowError::decode, "llama.cpp gave no logits");
+// The threads are those that llama.cpp's graph ran on, still awake, so a parallel region costs a few microseconds.
+void StepRun::draw_tokens() {
+    const int64_t n_logits = (int64_t) draws_.size() * model_.n_vocab();
+#ifdef _OPENMP
+    if (draws_.size() > 1 && n_threads_ > 1 && n_logits >= least_parallel_logits) {
+#pragma omp parallel for schedule(dynamic) num_threads(n_threads_)
+        for (size_t i = 0; i < draws_.size(); i++) {
+            draw_token(draws_[i]);
+        }
         return;
     }
-    try {
-        show_prompt(row);
-        output.token  = llama_sampler_sample(owner.sampler.get(), ctx_, batch_index);
-        output.is_eog = model_.is_eog(output.token);
-        owner.drawn   = output.token;
-        model_.append_piece(output.token, false, output.piece);
-    } catch (const std::exception & error) {
-        output.token = RowOutput::no_token;
-        fail_row(row, RowError::decode, std::string("sampling failed: ") + error.what());
+#endif
+    (void) n_logits;
+    for (Draw & draw : draws_) {
+        draw_token(draw);
     }
+}
+
+// Touches nothing but the row's own sequence and output.
+void StepRun::draw_token(Draw & draw) {
+    try {
+        outputs_[draw.row].token = sequence(draw.row).sampler->draw(draw.logits);
+    } catch (const std::exception & error) {
+        draw.failure = std::string("sampling failed: ") + error.what();
+    }
+}
+
+void StepRun::finish_draw(const Draw & draw) {
+    RowOutput & output = outputs_[draw.row];
+    if (!draw.failure.empty()) {
+        output.token = RowOutput::no_token;
+        fail_row(draw.row, RowError::decode, draw.failure);
+        return;
+    }
+    output.is_eog            = model_.is_eog(output.token);
+    sequence(draw.row).drawn = output.token;
+    model_.append_piece(output.token, false, output.piece);
 }
 
 // Penalties count prompt tokens too; those of a piece that is taken back must not count, nor those shown before.
 void StepRun::show_prompt(size_t row) {
     const PromptPiece * piece = row_pieces_[row];
-    Sequence &          owner = sequence(row);
-    if (piece == nullptr || !owner.reads_prompt || owner.n_recompute > 0) {
-        return;
-    }
-    for (const llama_token token : piece->tokens) {
-        llama_sampler_accept(owner.sampler.get(), token);
+    if (piece != nullptr && sequence(row).n_recompute == 0) {
+        sequence(row).sampler->show_prompt(piece->tokens);
     }
 }
 

@@ -20,7 +20,8 @@ namespace llamaserve {
 
 class StepRun {
 public:
-    StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences, int32_t n_batch);
+    StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences, int32_t n_batch,
+            int32_t n_threads);
 
     // The whole step; its outputs and its report are ready afterwards. Does not throw.
     void compute(const StepPlan & plan);
@@ -52,6 +53,13 @@ private:
         bool        output;
     };
 
+    // A row that draws: its logits, and what went wrong; rows draw in parallel.
+    struct Draw {
+        size_t        row;
+        const float * logits;
+        std::string   failure;
+    };
+
     void begin(const std::vector<llama_seq_id> & decode, const std::vector<PromptPiece> & pieces);
     void add_row(llama_seq_id seq_id, const PromptPiece * piece);
     void decode_range(size_t begin, size_t end);
@@ -60,7 +68,9 @@ private:
     void halve(size_t begin, size_t end);
     int  call_decode();
     void commit();
-    void draw_token(int32_t batch_index, size_t row);
+    void draw_tokens();
+    void draw_token(Draw & draw);
+    void finish_draw(const Draw & draw);
     void show_prompt(size_t row);
     void lose(const std::string & why);
 
@@ -77,6 +87,7 @@ private:
     KvMemory &      memory_;
     const Model &   model_;
     Sequences &     sequences_;
+    int32_t         n_threads_;
     Faults          faults_;
     std::string     lost_;
 
@@ -87,6 +98,7 @@ private:
     std::vector<RowOutput>           outputs_;
     std::vector<llama_pos>           row_starts_;     // row -> tokens its sequence had before the step
     std::vector<const PromptPiece *> row_pieces_;     // row -> its piece; null for a decode row
+    std::vector<Draw>                draws_;
     const std::vector<llama_seq_id> *purge_ = nullptr;
     size_t                           n_purged_ = 0;   // of the purge list, those tried
     StepReport                       report_;

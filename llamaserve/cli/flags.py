@@ -105,6 +105,23 @@ class SlotFlags:
             show_default="on, in the parity profile off",
         ),
     ] = None
+    lookahead: Annotated[
+        bool,
+        _slots(
+            "--lookahead/--no-lookahead",
+            envvar="LLAMASERVE_LOOKAHEAD",
+            help="Compute the next step of steady streams before this one is acted on.",
+        ),
+    ] = _SCHEDULER.lookahead
+    preempt_ram: Annotated[
+        int,
+        _slots(
+            "--preempt-ram",
+            min=0,
+            max=2**31 - 1,
+            help="MiB for the KV cells of requests that made room; else computed again.",
+        ),
+    ] = _SCHEDULER.preempt_ram
 
     def config(self, profile: Profile) -> SchedulerConfig:
         """The scheduler's configuration. Raises ConfigError."""
@@ -112,6 +129,8 @@ class SlotFlags:
             max_queue=self.max_queue_depth,
             prefill_chunk=self.prefill_chunk_size,
             mixed_step=profile.mixes_steps if self.mixed_step is None else self.mixed_step,
+            lookahead=self.lookahead,
+            preempt_ram=self.preempt_ram,
         )
 
 

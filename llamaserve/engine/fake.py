@@ -288,6 +288,7 @@ class FakeEngine:
             raise EngineError(f"ticket {ticket} is not outstanding")
         _, plan, flag = self._pending
         self._pending = None
+        self._report = StepReport(ran_ahead=self.ran_ahead[-1])
         if self.before_step is not None:
             self.before_step(plan, flag)
         if self._step_s:
@@ -300,7 +301,6 @@ class FakeEngine:
             return [self._fail(seq_id, RowError.ABORTED, "the step was stopped") for seq_id in ids]
         rows = [self._decode(seq_id) for seq_id in plan.decode]
         rows += [self._compute(piece.seq_id, piece.tokens, draw=piece.is_last) for piece in plan.pieces]
-        self._report = StepReport(ran_ahead=self.ran_ahead[-1])
         goes_on = all(row.error is None and row.token is not None and not row.is_eog for row in rows)
         if self._wants_ahead and self._can_rewind and goes_on:
             self._ahead_rows = tuple(sorted(ids))

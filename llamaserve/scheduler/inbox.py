@@ -61,6 +61,7 @@ class Inbox:
         self._refusal: EngineDown | None = None
         self._n_rejected = 0
         self._running: Collection[str] = ()
+        self._prompting: Collection[str] = ()
         self._flag: StepFlag | None = None
         self._is_stopping = False
 
@@ -143,17 +144,19 @@ class Inbox:
             self._cancelled.clear()
             return left
 
-    def begin_step(self, request_ids: Collection[str], flag: StepFlag) -> None:
-        """A step for these requests starts; its flag is set as soon as all of them are cancelled."""
+    def begin_step(self, request_ids: Collection[str], prompting: Collection[str], flag: StepFlag) -> None:
+        """A step for these requests starts. Its flag is set as soon as all of them are cancelled, or all those of them
+        that are ``prompting``: long work that rows of a token each need not wait for."""
         with self._lock:
             self._running = request_ids
+            self._prompting = prompting
             self._flag = flag
             self._stop_useless_step()
 
     def end_step(self) -> None:
         """The step is over; nothing touches its flag any more."""
         with self._lock:
-            self._running = ()
+            self._running = self._prompting = ()
             self._flag = None
 
     def is_cancelled(self, request_id: str) -> bool:
@@ -174,5 +177,7 @@ class Inbox:
     def _stop_useless_step(self) -> None:
         if self._flag is None:
             return
-        if self._is_stopping or (self._cancelled and self._cancelled.issuperset(self._running)):
+        is_useless = self._cancelled.issuperset(self._running)
+        is_held_up = bool(self._prompting) and self._cancelled.issuperset(self._prompting)
+        if self._is_stopping or (self._cancelled and (is_useless or is_held_up)):
             self._flag.set()

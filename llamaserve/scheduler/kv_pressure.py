@@ -1,25 +1,36 @@
-"""Who gives way when the KV cache is full. Pure."""
+"""Who gives way when the KV cache is full, and when it may come back. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MOST_GROWTH = 32
+"""Tokens each running request shall have room for before another comes back; fewer in small contexts."""
 
-class FullRow(NamedTuple):
-    """A row the engine found no cell for."""
+
+class Runner(NamedTuple):
+    """A request that has a slot."""
 
     seq_id: int
-    n_cells: int
-    """Cells its sequence holds."""
     admitted_order: int
     """Larger is newer."""
 
 
-def choose_victim(rows: Sequence[FullRow]) -> int:
-    """The sequence that ends so that the others can go on: the one that holds most (S12, S13), the newest of equals.
+def choose_victim(runners: Sequence[Runner]) -> int | None:
+    """The sequence that gives its place up: the newest, so that the oldest always goes on to its end and frees what it
+    has (S12, S13). None when one runs alone: nobody else holds its room."""
+    if len(runners) < 2:
+        return None
+    return max(runners, key=lambda runner: runner.admitted_order).seq_id
 
-    One for each full step: its cells may be all the others need, and they lost nothing by waiting a tick.
-    ``rows`` is not empty.
+
+def may_come_back(*, n_cells: int, n_free: int, n_ctx: int, n_running: int) -> bool:
+    """Whether a request that gave its place up and needs ``n_cells`` fits again beside those that run.
+
+    With nobody else there always; else only with room for all to grow, or it would soon have to go again.
     """
-    return max(rows, key=lambda row: (row.n_cells, row.admitted_order)).seq_id
+    if n_running == 0:
+        return True
+    growth = min(MOST_GROWTH, n_ctx // 16)
+    return n_cells + growth * (n_running + 1) <= n_free

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan
-from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError
-from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest, TextDelta, Timings
+from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError, RewindFailed
+from llamaserve.request import Event, Failed, Finished, GenerationRequest
 from llamaserve.scheduler.admission import check_request
-from llamaserve.scheduler.finish import finish_reason
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
-from llamaserve.scheduler.kv_pressure import FullRow, choose_victim
-from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
+from llamaserve.scheduler.intake import finished, take_token
+from llamaserve.scheduler.kv_pressure import Runner, choose_victim, may_come_back
+from llamaserve.scheduler.lookahead import may_run_ahead
+from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
 from llamaserve.scheduler.slot import Slot, SlotState, Work, choose_slot
-from llamaserve.scheduler.stats import Counters, SchedulerStats
-from llamaserve.scheduler.tick_policy import StepKind, choose_step_kind, prompt_budget
+from llamaserve.scheduler.stats import Counters, Discard, SchedulerStats
+from llamaserve.scheduler.step_plan import decide_step
+from llamaserve.scheduler.tick_policy import StepKind
 
 MAX_CONSECUTIVE_FAILED_STEPS = 8  # E11
 
@@ -67,6 +69,10 @@ class Scheduler:
         self._slots = [Slot(seq_id) for seq_id in range(self._info.n_slots)]
         self._running: dict[str, Slot] = {}
         self._waiting: OrderedDict[str, Submit] = OrderedDict()
+        self._preempted = PreemptedRequests(config.preempt_ram * 2**20)
+        self._broken: set[int] = set()
+        """Slots whose sequence could not go back to where it was; their requests fail with their next row."""
+        self._looks_ahead = config.looks_ahead and engine.can_rewind
         self._events: list[tuple[str, Event]] = []
         self._counters = Counters()
         self._last_kind = StepKind.DECODE
@@ -102,7 +108,11 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Numbers as they are now; taken between two phases they may be one row apart."""
         return self._counters.snapshot(
-            self._info, self._slots, queue_depth=len(self._waiting), queue_rejects=self._inbox.n_rejected
+            self._info,
+            self._slots,
+            queue_depth=len(self._waiting),
+            queue_rejects=self._inbox.n_rejected,
+            preempted_requests=len(self._preempted),
         )
 
     # Scheduler thread only.
@@ -119,7 +129,8 @@ class Scheduler:
     def tick(self) -> bool:
         """One round of the six phases; whether there was anything to do."""
         took = self._take_commands()
-        self._admit()
+        if not self._engine.ahead_rows:  # else the next step is under way, and who comes in joins the one after it
+            self._admit()
         step = self._decide()
         if step is not None:
             outputs = self._run(step)
@@ -158,86 +169,113 @@ class Scheduler:
         slot = self._running.get(request_id)
         if slot is not None:
             self._end(slot, Failed(Cancelled()))
-        elif self._waiting.pop(request_id, None) is not None:
+        elif self._waiting.pop(request_id, None) is not None or self._preempted.pop(request_id) is not None:
             self._answer(request_id, Failed(Cancelled()))
         # Else it ended in the tick before: it has had its terminal event.
 
     # Phase 2: admit.
 
     def _admit(self) -> None:
-        while self._waiting:
-            slot = choose_slot(self._slots)
-            if slot is None:
-                return
-            request_id, entry = self._waiting.popitem(last=False)
+        """Fill idle slots: first with requests that gave their place up, then with new ones."""
+        while (slot := self._slot_to_fill()) is not None:
+            preempted = self._preempted.first()
             try:
-                self._engine.open(SequenceSpec(slot.seq_id, entry.request.sampling))
+                if preempted is None:
+                    self._begin_next(slot)
+                elif not self._come_back(slot, preempted):
+                    return
             except EngineDown as error:
                 self._give_up(error)  # and answers this one with all the others
                 return
-            except Exception as error:
-                _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
-                self._engine.close(slot.seq_id)
-                self._answer(request_id, Failed(_as_ours(error)))
-                continue
-            self._n_admitted += 1
-            work = Work(
-                entry.request,
-                submitted_at=entry.submitted_at,
-                admitted_at=self._clock(),
-                admitted_order=self._n_admitted,
-            )
+
+    def _slot_to_fill(self) -> Slot | None:
+        """A slot for whoever is next in line; None when nobody is or can begin."""
+        if len(self._running) == len(self._slots):
+            return None
+        preempted = self._preempted.first()
+        if preempted is None:
+            return choose_slot(self._slots) if self._waiting else None
+        fits = may_come_back(
+            n_cells=preempted.work.n_cells,
+            n_free=self._info.n_ctx - self._engine.used_cells(),
+            n_ctx=self._info.n_ctx,
+            n_running=len(self._running),
+        )
+        return choose_slot(self._slots) if fits else None
+
+    def _begin_next(self, slot: Slot) -> None:
+        request_id, entry = self._waiting.popitem(last=False)
+        if not self._open(slot, entry.request):
+            return
+        self._n_admitted += 1
+        work = Work(
+            entry.request,
+            submitted_at=entry.submitted_at,
+            admitted_at=self._clock(),
+            admitted_order=self._n_admitted,
+        )
+        slot.begin(work)
+        self._running[request_id] = slot
+
+    def _open(self, slot: Slot, request: GenerationRequest) -> bool:
+        """Open the slot's sequence for a request; False when that failed and the request is answered."""
+        try:
+            self._engine.open(SequenceSpec(slot.seq_id, request.sampling))
+        except EngineDown:
+            raise
+        except Exception as error:
+            _logger.exception("request %s: the engine did not open sequence %d", request.request_id, slot.seq_id)
+            self._engine.close(slot.seq_id)
+            self._answer(request.request_id, Failed(_as_ours(error)))
+            return False
+        return True
+
+    def _come_back(self, slot: Slot, preempted: Preempted) -> bool:
+        """Give a preempted request a slot again; False when its cells do not fit after all."""
+        work = preempted.work
+        request_id = work.request.request_id
+        if preempted.suspended is None:
+            self._preempted.pop(request_id)
+            if not self._open(slot, work.request):
+                return True
+        elif not self._engine.resume(slot.seq_id, preempted.suspended):
+            if self._running:
+                return False
+            self._preempted.pop(request_id)
+            self._answer(request_id, Failed(ContextFull(f"no room for its {work.n_cells} KV cells, even alone")))
+            return True
+        else:
+            self._preempted.pop(request_id)
+        if preempted.n_bytes:
+            slot.go_on(work)
+        else:
+            work.feed_again()
             slot.begin(work)
-            self._running[request_id] = slot
+        self._running[request_id] = slot
+        return True
 
     # Phase 3: decide.
 
     def _decide(self) -> _Step | None:
-        decoding = [slot.seq_id for slot in self._slots if slot.state is SlotState.GENERATING]
-        n_prefilling = len(self._running) - len(decoding)
-        kind = choose_step_kind(
-            n_decoding=len(decoding),
-            n_prefilling=n_prefilling,
-            mixed_step=self._config.mixed_step,
-            last_kind=self._last_kind,
-        )
-        if kind is None:
+        decision = decide_step(self._slots, self._config, self._info, last_kind=self._last_kind)
+        if decision is None:
             return None
-        self._last_kind = kind
-        rows = [] if kind is StepKind.PROMPT else decoding
-        pieces = [] if kind is StepKind.DECODE else self._cut_pieces(kind, len(rows))
-        slots = [self._slots[seq_id] for seq_id in rows]
-        slots += [self._slots[piece.seq_id] for piece in pieces]
-        return _Step(StepPlan(rows, pieces), slots)
-
-    def _cut_pieces(self, kind: StepKind, n_decoding: int) -> list[PromptPiece]:
-        prefilling = [slot for slot in self._slots if slot.state is SlotState.PREFILLING]
-        prefilling.sort(key=lambda slot: slot.working.admitted_order)
-        if kind is StepKind.PROMPT:
-            prefilling = prefilling[:1]
-        chunk = self._config.prefill_chunk
-        sizes = plan_pieces(
-            [PieceSize(slot.seq_id, slot.working.n_prompt_left) for slot in prefilling],
-            budget=prompt_budget(n_decoding=n_decoding, n_batch=self._info.n_batch, prefill_chunk=chunk),
-            prefill_chunk=chunk,
-        )
-        pieces = []
-        for seq_id, n_tokens in sizes:
-            work = self._slots[seq_id].working
-            end = work.n_prefilled + n_tokens
-            tokens = work.request.prompt[work.n_prefilled : end]
-            pieces.append(PromptPiece(seq_id, tokens, is_last=end == work.n_prompt))
-        return pieces
+        self._last_kind, plan = decision
+        seq_ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
+        return _Step(plan, [self._slots[seq_id] for seq_id in seq_ids])
 
     # Phase 4: run.
 
     def _run(self, step: _Step) -> Sequence[RowOutput] | None:
         """The outputs of a step; None if it failed as a whole, its requests are answered then."""
         flag = self._engine.new_flag()
-        self._inbox.begin_step([slot.working.request.request_id for slot in step.slots], flag)
+        request_ids = [slot.working.request.request_id for slot in step.slots]
+        # A stopped row must go on as if the step had not been: without rewinding, a step is stopped for all or none.
+        prompting = request_ids[len(step.plan.decode) :] if self._engine.can_rewind else ()
+        self._inbox.begin_step(request_ids, prompting, flag)
         self._counters.ticks += 1
         try:
-            outputs = self._engine.collect(self._engine.submit(step.plan, flag))
+            outputs = self._engine.collect(self._engine.submit(step.plan, flag, ahead=self._may_run_ahead(step)))
         except EngineDown as error:
             self._give_up(error)
             return None
@@ -253,7 +291,17 @@ class Scheduler:
             _logger.error("a step over the sequences %s came back as %s", expected, got)
             self._fail_step(step, f"the engine answered the sequences {got} for {expected}")
             return None
+        self._counters.count_step(self._engine.report, is_decode=not step.plan.pieces)
         return outputs
+
+    def _may_run_ahead(self, step: _Step) -> bool:
+        return self._looks_ahead and may_run_ahead(
+            [slot.working for slot in step.slots],
+            n_running=len(self._running),
+            n_ctx_seq=self._info.n_ctx_seq,
+            n_unfinished_prompts=sum(not piece.is_last for piece in step.plan.pieces),
+            can_admit=self._slot_to_fill() is not None,
+        )
 
     def _fail_step(self, step: _Step, message: str) -> None:
         for slot in step.slots:
@@ -263,6 +311,7 @@ class Scheduler:
     def _count_failed_step(self, message: str) -> None:
         """A failing step counts once, however many rows it had (K123)."""
         self._n_failed_steps += 1
+        self._counters.failed_steps += 1
         if self._n_failed_steps >= MAX_CONSECUTIVE_FAILED_STEPS:
             n_failed = self._n_failed_steps
             self._shut_down(EngineDown(f"stopped after {n_failed} failed steps in a row; the last: {message}"))
@@ -271,29 +320,31 @@ class Scheduler:
 
     def _apply(self, step: _Step, outputs: Sequence[RowOutput]) -> None:
         now = self._clock()
+        n_running = len(self._running)
         n_decoding = len(step.plan.decode)
         has_success = False
         decode_failure: str | None = None
-        full: list[FullRow] = []
+        full: Slot | None = None
         for index, (slot, output) in enumerate(zip(step.slots, outputs, strict=True)):
             error = output.error
-            if error is RowError.CONTEXT_FULL:
-                work = slot.working
-                full.append(FullRow(slot.seq_id, work.n_computed, work.admitted_order))
-                continue
-            if error is not None:
-                self._end(slot, Failed(self._row_failure(slot, error, output.message)))
+            if error is None:
+                has_success = True
+                if index < n_decoding:
+                    self._counters.decode_tokens += 1
+                    self._take_token(slot, output, now)
+                else:
+                    self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
+            elif error is RowError.CONTEXT_FULL:
+                full = slot
+            else:
+                self._take_failure(slot, error, output.message)
                 if error is RowError.DECODE:
                     decode_failure = output.message
-                continue
-            has_success = True
-            if index < n_decoding:
-                self._counters.decode_tokens += 1
-                self._take_token(slot, output, now)
-            else:
-                self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
-        if full:
+        if full is not None and len(self._running) == n_running:  # else whoever ended has left room
             self._relieve(full)
+        self._watch_failures(has_success, decode_failure)
+
+    def _watch_failures(self, has_success: bool, decode_failure: str | None) -> None:
         if has_success:
             self._n_failed_steps = 0
         elif decode_failure is not None:
@@ -304,11 +355,16 @@ class Scheduler:
                 self._give_up(EngineDown(reason))
 
     def _take_piece(self, slot: Slot, piece: PromptPiece, output: RowOutput, now: float) -> None:
+        work = slot.working
         n_tokens = len(piece.tokens)
-        slot.working.n_prefilled += n_tokens
-        self._counters.prompt_tokens += n_tokens
-        if piece.is_last:
+        work.n_fed += n_tokens
+        if work.is_recomputing:
+            self._counters.recomputed_tokens += n_tokens
+        else:
+            self._counters.prompt_tokens += n_tokens
+        if work.n_left_to_feed == 0:
             slot.generate()
+        if piece.is_last:
             self._take_token(slot, output, now)
 
     def _take_token(self, slot: Slot, output: RowOutput, now: float) -> None:
@@ -317,62 +373,81 @@ class Scheduler:
         if token is None:
             self._end(slot, Failed(DecodeFailed(f"the engine drew no token for sequence {slot.seq_id}")))
             return
-        if work.first_token_at is None:
-            work.first_token_at = now
-        is_eog = output.is_eog
-        text = ""
-        if not is_eog:
-            work.n_generated += 1
+        delta, reason = take_token(work, token, output, now=now, n_ctx_seq=self._info.n_ctx_seq)
+        if not output.is_eog:
             self._counters.generated_tokens += 1
-            text = work.text.push(output.piece)
-        request = work.request
-        reason = finish_reason(
-            is_eog=is_eog,
-            is_stopped=work.text.stop_sequence is not None,
-            n_generated=work.n_generated,
-            max_tokens=request.max_tokens,
-            n_prompt=work.n_prompt,
-            n_ctx_seq=self._info.n_ctx_seq,
-        )
+        if delta is not None:
+            self._events.append((work.request.request_id, delta))
         if reason is not None:
-            text += work.text.flush()
-        if text or not is_eog:
-            self._events.append((request.request_id, TextDelta(text, () if is_eog else (token,))))
-        if reason is not None:
-            self._end(slot, _finished(work, reason, now))
+            self._end(slot, finished(work, reason, now))
 
-    def _relieve(self, full: Sequence[FullRow]) -> None:
-        """End one request of those without a cell; the rows of the others are as before and run again."""
-        slot = self._slots[choose_victim(full)]
-        work = slot.working
+    def _take_failure(self, slot: Slot, error: RowError, message: str) -> None:
+        if self._inbox.is_cancelled(slot.working.request.request_id):
+            self._end(slot, Failed(Cancelled()))
+        elif error is RowError.DECODE:
+            self._end(slot, Failed(DecodeFailed(f"llama.cpp could not compute the step: {message}")))
+        elif self._inbox.is_stopping:
+            self._end(slot, Failed(self._refusal()))
+        # Else the step was stopped for others' sake: the row is as before it and runs again.
+
+    def _relieve(self, full: Slot) -> None:
+        """A row found no cell; it is as before. One request gives its place up, so that the others can go on."""
+        seq_id = choose_victim([Runner(slot.seq_id, slot.working.admitted_order) for slot in self._running.values()])
+        if seq_id is not None:
+            self._preempt(self._slots[seq_id])
+            return
+        work = full.working
         message = (
             f"the KV cache of {self._info.n_ctx} cells is full: no room for the next token after "
-            f"{work.n_prefilled} of {work.n_prompt} prompt tokens and {work.n_generated} generated ones; "
+            f"{min(work.n_fed, work.n_prompt)} of {work.n_prompt} prompt tokens and {work.n_generated} generated ones; "
             f"start the server with a larger --ctx-size"
         )
-        self._end(slot, Failed(ContextFull(message)))
+        self._end(full, Failed(ContextFull(message)))
 
-    def _row_failure(self, slot: Slot, error: RowError, message: str) -> LlamaServeError:
-        work = slot.working
-        if error is RowError.ABORTED:
-            # A step's flag is set only when all its requests are cancelled, or at shut-down. How much of a piece
-            # was computed before is not known, so a request that somebody still waits for could not go on.
-            if self._inbox.is_cancelled(work.request.request_id):
-                return Cancelled()
-            if self._inbox.is_stopping:
-                return self._refusal()
-            return DecodeFailed("the step was stopped, though its request was not cancelled")
-        return DecodeFailed(f"llama.cpp could not compute the step: {message}")
+    def _preempt(self, slot: Slot) -> None:
+        suspended = None
+        try:
+            if slot.working.n_generated:
+                suspended = self._engine.suspend(slot.seq_id, self._preempted.n_bytes_left)
+            else:
+                self._engine.close(slot.seq_id)
+        except LlamaServeError as error:
+            _logger.exception("sequence %d could not give its place up", slot.seq_id)
+            self._end(slot, Failed(error))
+            return
+        work = self._vacate(slot)
+        self._counters.preemptions += 1
+        self._preempted.add(Preempted(work, suspended, 0 if suspended is None else suspended.n_bytes))
 
     # Ends.
 
-    def _end(self, slot: Slot, event: Finished | Failed) -> None:
-        """Free a slot and answer its request."""
-        request_id = slot.release().request.request_id
+    def _take_back(self, why: Discard) -> None:
+        """Take back a step that ran ahead, before its rows change."""
+        if not self._engine.ahead_rows:
+            return
+        self._counters.lookahead_discards[why] += 1
+        broken = self._engine.unwind()
+        if broken:
+            _logger.error("the sequences %s could not go back to where they were", list(broken))
+            self._broken.update(broken)
+
+    def _vacate(self, slot: Slot) -> Work:
+        """Take the request out of its slot."""
+        work = slot.release()
         slot.last_used_tick = self._counters.ticks
-        del self._running[request_id]
+        self._broken.discard(slot.seq_id)
+        del self._running[work.request.request_id]
+        return work
+
+    def _end(self, slot: Slot, event: Finished | Failed) -> None:
+        """Free a slot and answer its request. A sequence that could not go back to where it was failed, however its
+        request ended (E15); the others of the step fail with their next row."""
+        self._take_back(Discard.of(event))
+        if slot.seq_id in self._broken:
+            event = Failed(RewindFailed(f"sequence {slot.seq_id} could not go back to where it was"))
+        work = self._vacate(slot)
         self._engine.close(slot.seq_id)
-        self._answer(request_id, event)
+        self._answer(work.request.request_id, event)
 
     def _answer(self, request_id: str, event: Finished | Failed) -> None:
         self._events.append((request_id, event))
@@ -394,6 +469,7 @@ class Scheduler:
         that nobody is left out whatever state they are in; and before it asks anything of the engine."""
         self._inbox.refuse(error)
         self._waiting.clear()
+        self._preempted.clear()
         self._running.clear()
         for request_id in self._inbox.leave_all():
             self._answer(request_id, Failed(EngineDown(*error.args)))
@@ -414,48 +490,6 @@ class Scheduler:
         if self._events:
             events, self._events = self._events, []
             self._deliver_events(events)
-
-    def check(self) -> None:
-        """Raise AssertionError unless all invariants between two ticks hold. For tests, after every tick."""
-        for seq_id, slot in enumerate(self._slots):
-            assert slot.seq_id == seq_id
-            assert (slot.state is SlotState.IDLE) == (slot.work is None), f"slot {seq_id}: {slot.state}"
-            if slot.work is not None:
-                self._check_work(slot, slot.work)
-        busy = {slot.seq_id for slot in self._slots if slot.work is not None}
-        assert {slot.seq_id for slot in self._running.values()} == busy
-        just_freed = all(slot.last_used_tick == self._counters.ticks for slot in self._slots if slot.work is None)
-        assert not self._waiting or just_freed, "a request waits beside a slot that was idle all the tick"
-        assert not self._running.keys() & self._waiting.keys()
-        assert self._running.keys() | self._waiting.keys() <= self._inbox.live
-        assert not self._events, "events were not delivered"
-        assert self._n_failed_steps < MAX_CONSECUTIVE_FAILED_STEPS or self._inbox.refusal is not None
-        assert self._inbox.refusal is None or not (busy or self._waiting), "work goes on after a shut-down"
-
-    def _check_work(self, slot: Slot, work: Work) -> None:
-        request = work.request
-        assert self._running[request.request_id] is slot
-        assert 0 <= work.n_prefilled <= work.n_prompt
-        assert (slot.state is SlotState.GENERATING) == (work.n_prefilled == work.n_prompt)
-        assert (slot.state is SlotState.GENERATING) == (work.n_generated > 0)
-        assert request.max_tokens is None or work.n_generated < request.max_tokens, "E7: past max_tokens"
-        assert work.n_prompt + work.n_generated < self._info.n_ctx_seq, "E7: past the context bound"
-        assert work.text.stop_sequence is None, "E7: past a stop string"
-
-
-def _finished(work: Work, reason: FinishReason, now: float) -> Finished:
-    first = now if work.first_token_at is None else work.first_token_at
-    return Finished(
-        reason=reason,
-        stop_sequence=work.text.stop_sequence if reason is FinishReason.STOP_SEQUENCE else None,
-        prompt_tokens=work.n_prompt,
-        completion_tokens=work.n_generated,
-        timings=Timings(
-            queue_s=work.admitted_at - work.submitted_at,
-            prefill_s=first - work.admitted_at,
-            decode_s=now - first,
-        ),
-    )
 
 
 def _as_ours(error: Exception) -> LlamaServeError:

@@ -20,7 +20,7 @@ class SlotState(enum.Enum):
 
 
 LEGAL_MOVES: dict[SlotState, frozenset[SlotState]] = {
-    SlotState.IDLE: frozenset({SlotState.PREFILLING}),
+    SlotState.IDLE: frozenset({SlotState.PREFILLING, SlotState.GENERATING}),
     SlotState.PREFILLING: frozenset({SlotState.GENERATING, SlotState.IDLE}),
     SlotState.GENERATING: frozenset({SlotState.IDLE}),
 }
@@ -33,9 +33,11 @@ class Work:
         "admitted_at",
         "admitted_order",
         "first_token_at",
-        "n_generated",
-        "n_prefilled",
+        "generated",
+        "is_recomputing",
+        "n_fed",
         "n_prompt",
+        "n_to_feed",
         "request",
         "submitted_at",
         "text",
@@ -46,23 +48,44 @@ class Work:
     ) -> None:
         self.request = request
         self.n_prompt = len(request.prompt)
-        self.n_prefilled = 0
-        self.n_generated = 0
+        self.generated: list[int] = []
         self.text = TokenText(request.stop)
         self.submitted_at = submitted_at
         self.admitted_at = admitted_at
         self.admitted_order = admitted_order
         self.first_token_at: float | None = None
+        self.n_fed = 0
+        """Tokens computed before the first decode row: of the prompt, or of a text that is computed again."""
+        self.n_to_feed = self.n_prompt
+        self.is_recomputing = False
+        """Whether what is fed was computed before: then no token is drawn at its end."""
 
     @property
-    def n_prompt_left(self) -> int:
-        """Prompt tokens not computed yet."""
-        return self.n_prompt - self.n_prefilled
+    def n_generated(self) -> int:
+        """Tokens drawn, without an end-of-generation token."""
+        return len(self.generated)
 
     @property
-    def n_computed(self) -> int:
-        """Tokens whose KV is written: the token drawn last is not fed before the next decode."""
-        return self.n_prefilled + max(0, self.n_generated - 1)
+    def n_left_to_feed(self) -> int:
+        """Tokens not computed yet before the first decode row."""
+        return self.n_to_feed - self.n_fed
+
+    @property
+    def n_cells(self) -> int:
+        """Cells it needs to go on from where it is: the token drawn last is not fed before the next decode."""
+        return self.n_prompt + max(0, self.n_generated - 1)
+
+    def tokens_to_feed(self, start: int, end: int) -> Sequence[int]:
+        """A range of what is computed before the first decode row."""
+        if self.is_recomputing and end > self.n_prompt:
+            return (*self.request.prompt, *self.generated)[start:end]
+        return self.request.prompt[start:end]
+
+    def feed_again(self) -> None:
+        """Its cells are lost: prompt and drawn tokens are computed again, the last one excepted."""
+        self.n_fed = 0
+        self.n_to_feed = self.n_cells
+        self.is_recomputing = self.n_generated > 0
 
 
 class Slot:
@@ -79,6 +102,11 @@ class Slot:
     def begin(self, work: Work) -> None:
         """Take a request: idle to prefilling."""
         self._move(SlotState.PREFILLING)
+        self.work = work
+
+    def go_on(self, work: Work) -> None:
+        """Take back a request whose cells were restored: idle to generating."""
+        self._move(SlotState.GENERATING)
         self.work = work
 
     def generate(self) -> None:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from llamaserve.engine.port import ModelInfo
+from llamaserve.engine.port import ModelInfo, StepReport
 from llamaserve.errors import Cancelled
 from llamaserve.request import Failed, Finished
 from llamaserve.scheduler.slot import Slot, SlotState
+
+
+class Discard(enum.Enum):
+    """What took a step back that ran ahead."""
+
+    FINISH = "finish"
+    CANCEL = "cancel"
+    FAILURE = "failure"
+
+    @classmethod
+    def of(cls, event: Finished | Failed) -> Discard:
+        """By how a request ended."""
+        if isinstance(event, Finished):
+            return cls.FINISH
+        return cls.CANCEL if isinstance(event.error, Cancelled) else cls.FAILURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,27 @@ class SchedulerStats:
     requests_failed: int
     queue_rejects: int
     """Requests refused because the queue was full."""
+    preempted_requests: int
+    """Requests that gave their place up and wait to come back: a gauge."""
+    preemptions: int
+    recomputed_tokens: int
+    """Tokens computed again for texts that came back without their cells; a prompt begun again counts as a prompt."""
+    decode_steps: int
+    """Steps without a prompt piece."""
+    lookahead_steps: int
+    """Those of them that were computed before the step before was acted on (L17)."""
+    lookahead_discards: Mapping[Discard, int]
+    """Steps that ran ahead in vain, by what took them back."""
+    kv_purges: int
+    """Parked sequences forgotten because no cell was free."""
+    batch_splits: int
+    """Times a batch was halved because it did not fit."""
+    failed_steps: int
+    """Steps in which nothing worked."""
+    build_s: float
+    decode_s: float
+    sample_s: float
+    """Seconds all steps spent filling batches, in the model, and drawing tokens."""
 
 
 @dataclass(slots=True)
@@ -57,8 +94,30 @@ class Counters:
     requests_done: int = 0
     requests_cancelled: int = 0
     requests_failed: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    decode_steps: int = 0
+    lookahead_steps: int = 0
+    lookahead_discards: dict[Discard, int] = field(default_factory=lambda: dict.fromkeys(Discard, 0))
+    kv_purges: int = 0
+    batch_splits: int = 0
+    failed_steps: int = 0
+    build_s: float = 0.0
+    decode_s: float = 0.0
+    sample_s: float = 0.0
     used_cells: int = 0
     """The one gauge: the engine tells it between two steps only."""
+
+    def count_step(self, report: StepReport, *, is_decode: bool) -> None:
+        """Count a step that came back."""
+        time = report.time
+        self.build_s += time.build
+        self.decode_s += time.decode
+        self.sample_s += time.sample
+        self.kv_purges += len(report.purged)
+        self.batch_splits += report.n_splits
+        self.decode_steps += is_decode
+        self.lookahead_steps += report.ran_ahead
 
     def count_end(self, event: Finished | Failed) -> None:
         """Count a request that has its terminal event."""
@@ -70,7 +129,13 @@ class Counters:
             self.requests_failed += 1
 
     def snapshot(
-        self, info: ModelInfo, slots: Sequence[Slot], *, queue_depth: int, queue_rejects: int
+        self,
+        info: ModelInfo,
+        slots: Sequence[Slot],
+        *,
+        queue_depth: int,
+        queue_rejects: int,
+        preempted_requests: int,
     ) -> SchedulerStats:
         """All numbers as they are now. Any thread."""
         states = [slot.state for slot in slots]
@@ -92,4 +157,16 @@ class Counters:
             requests_cancelled=self.requests_cancelled,
             requests_failed=self.requests_failed,
             queue_rejects=queue_rejects,
+            preempted_requests=preempted_requests,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed_tokens,
+            decode_steps=self.decode_steps,
+            lookahead_steps=self.lookahead_steps,
+            lookahead_discards=dict(self.lookahead_discards),
+            kv_purges=self.kv_purges,
+            batch_splits=self.batch_splits,
+            failed_steps=self.failed_steps,
+            build_s=self.build_s,
+            decode_s=self.decode_s,
+            sample_s=self.sample_s,
         )

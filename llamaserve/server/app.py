@@ -19,6 +19,7 @@ from llamaserve.api.openai.routes import OpenAIRoutes
 from llamaserve.config import HttpConfig
 from llamaserve.errors import LlamaServeError
 from llamaserve.server.loading import ServiceLoader
+from llamaserve.server.metrics import Metrics
 from llamaserve.server.middleware import RequestScope
 from llamaserve.server.probes import Probes
 
@@ -47,7 +48,11 @@ def build_app(loader: ServiceLoader, config: HttpConfig, closing: asyncio.Event 
             await run_in_threadpool(loader.close)
 
     app = Starlette(
-        routes=[*Probes(loader.service).routes(), *openai.routes()],
+        routes=[
+            *Probes(loader.service).routes(),
+            *Metrics(loader.service, __version__).routes(),
+            *openai.routes(),
+        ],
         middleware=[Middleware(RequestScope)],
         exception_handlers={LlamaServeError: _answer_our_error, HTTPException: _answer_http_error},
         lifespan=lifespan,

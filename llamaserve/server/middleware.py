@@ -11,6 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llamaserve.api.openai.errors import internal_error_response
+from llamaserve.server.metrics import METRICS_PATH
 from llamaserve.server.probes import PROBE_PATHS
 
 logger = logging.getLogger("llamaserve.http")
@@ -77,7 +78,7 @@ class _Progress:
         duration_ms = (time.monotonic() - self._started) * 1000
         ending = "" if self._is_complete else " (not sent to the end)"
         # Something asks every few seconds whether the server is well; that is no news.
-        level = logging.DEBUG if path in PROBE_PATHS else logging.INFO
+        level = logging.DEBUG if path in (*PROBE_PATHS, METRICS_PATH) else logging.INFO
         logger.log(
             level,
             "%s %s %s %.1f ms%s id=%s",

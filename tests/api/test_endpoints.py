@@ -235,7 +235,7 @@ def test_an_odd_request_id_is_replaced(served: Served, wish: str) -> None:
     assert answered.startswith("req-")
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/metrics"])
 def test_a_probe_writes_its_line_at_debug_only(served: Served, caplog: pytest.LogCaptureFixture, path: str) -> None:
     with caplog.at_level("DEBUG", logger="llamaserve.http"):
         served.client.get(path, headers={"x-request-id": "probe-1"})

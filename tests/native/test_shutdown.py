@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from llamaserve.engine.port import PromptPiece, RowError, SequenceSpec, StepPlan
-from llamaserve.errors import EngineDown, EngineError
+from llamaserve.errors import EngineDown
 from tests.native.conftest import LoadEngine
 from tests.native.greedy import GREEDY, generate, start
 

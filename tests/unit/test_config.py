@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from llamaserve.config import (
+    FORCE_SYNC_VARIABLE,
     EngineConfig,
     FlashAttention,
     HttpConfig,
@@ -25,6 +26,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
     assert config.n_gpu_layers == 99
     scheduler = SchedulerConfig()
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (64, 512, True)
+    assert (scheduler.lookahead, scheduler.preempt_ram) == (True, 1024)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +90,32 @@ def test_a_batch_smaller_than_the_slots_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_queue", -1), ("prefill_chunk", -1), ("max_queue", None), ("mixed_step", "off")]
+    ("name", "value"),
+    [
+        ("max_queue", -1),
+        ("prefill_chunk", -1),
+        ("max_queue", None),
+        ("mixed_step", "off"),
+        ("lookahead", 1),
+        ("preempt_ram", -1),
+        ("preempt_ram", 0.5),
+    ],
 )
 def test_a_scheduler_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be"):
         SchedulerConfig(**{name: value})  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(("value", "looks_ahead"), [(None, True), ("1", False), ("0", False), ("", False)])
+def test_nothing_runs_ahead_while_the_environment_forces_one_step_at_a_time(
+    value: str | None, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L15: whatever its value; and the option alone is enough as well."""
+    monkeypatch.delenv(FORCE_SYNC_VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(FORCE_SYNC_VARIABLE, value)
+    assert SchedulerConfig().looks_ahead is looks_ahead
+    assert SchedulerConfig(lookahead=False).looks_ahead is False
 
 
 @pytest.mark.parametrize(

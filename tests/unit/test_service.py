@@ -136,6 +136,27 @@ def test_a_bad_request_raises_at_the_first_step_of_the_iterator(
     assert isinstance(list(service.stream_blocking(request()))[-1], Finished)
 
 
+def test_requests_that_do_not_fit_together_are_all_answered_in_full() -> None:
+    """S12, S13: consumers notice nothing but time; no text is cut and no error comes through."""
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=4, n_ctx=64, before_step=gate))
+    requests = [request(f"r{n}", max_tokens=40, prompt=bytes([n]) * 20) for n in range(4)]
+
+    async def together() -> list[list[Event]]:
+        running = [asyncio.ensure_future(collect(service.stream(one))) for one in requests]
+        await asyncio.to_thread(gate.entered.wait, PATIENCE_S)
+        gate.is_open.set()
+        return await asyncio.gather(*running)
+
+    beside_others = asyncio.run(together())
+    assert service.stats().preemptions > 0
+    for one, events in zip(requests, beside_others, strict=True):
+        alone = list(service.stream_blocking(one))
+        assert events[:-1] == alone[:-1]
+        assert isinstance(events[-1], Finished)
+    service.close()
+
+
 def test_a_full_queue_is_answered_while_a_step_runs() -> None:
     """S48: the refusal does not wait for the tick."""
     gate = Gate()

@@ -71,6 +71,8 @@ def test_every_command_has_help_that_loads_nothing(run: Run, fake: FakeParts, co
         ["serve", "--port", "65536"],
         ["serve", "-fa", "maybe"],
         ["serve", "-t", "-1"],
+        ["serve", "--preempt-ram", "-1"],
+        ["serve", "--lookahead", "3"],
         ["chat", "-s", "-2"],
     ],
 )
@@ -98,7 +100,7 @@ def test_an_error_of_ours_is_one_line_and_ends_with_1(run: Run) -> None:
 def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> None:
     flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa off --no-mmap --mlock --swa-full"
     flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
-    flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step"
+    flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step --no-lookahead --preempt-ram 7"
     assert run("serve", *shlex.split(flags)).code == 0
     assert fake.resolved == ["a.gguf"]
     engine, scheduler, http = fake.engine_configs[0], fake.scheduler_configs[0], fake.http_configs[0]
@@ -108,6 +110,7 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert (engine.flash_attention, engine.profile) == (FlashAttention.OFF, Profile.PARITY)
     assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
+    assert (scheduler.lookahead, scheduler.preempt_ram) == (False, 7)
     assert (http.host, http.port) == ("0.0.0.0", 9000)
     assert fake.names == ["tiny"]
 
@@ -129,6 +132,36 @@ def test_a_model_file_is_served_under_its_name_without_ending(run: Run, fake: Fa
 def test_the_parity_profile_computes_prompts_alone(run: Run, fake: FakeParts) -> None:
     run("serve", "--profile", "parity")
     assert not fake.scheduler_configs[0].mixed_step
+
+
+@pytest.mark.parametrize(
+    ("value", "flags", "lookahead"),
+    [
+        ("0", [], False),
+        ("false", [], False),
+        ("1", [], True),
+        ("true", [], True),
+        ("0", ["--lookahead"], True),
+        ("1", ["--no-lookahead"], False),
+    ],
+)
+def test_lookahead_may_be_set_in_the_environment_and_the_flag_wins(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch, *, value: str, flags: list[str], lookahead: bool
+) -> None:
+    """L15."""
+    monkeypatch.setenv("LLAMASERVE_LOOKAHEAD", value)
+    assert run("serve", *flags).code == 0
+    assert fake.scheduler_configs[0].lookahead is lookahead
+
+
+def test_lookahead_set_to_no_answer_is_a_usage_error(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMASERVE_LOOKAHEAD", "maybe")
+    ended = run("serve")
+    assert ended.code == 2
+    assert "--lookahead" in ended.err
+    assert fake.resolved == []
 
 
 def test_serve_says_what_it_serves_where_and_how_to_try_it(run: Run) -> None:

@@ -7,17 +7,23 @@ import time
 
 import pytest
 
-from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeFlag, letters, scripted
+from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeFlag, FakeRow, letters, scripted
 from llamaserve.engine.port import PromptPiece, RowError, SequenceSpec, StepPlan
 from llamaserve.errors import BadToken, ConfigError, EngineDown, EngineError
 from llamaserve.request import SamplingParams
-from tests.engine_laws import FINAL_LAWS, GREEDY, LAWS, Law, start
+from tests.engine_laws import FINAL_LAWS, GREEDY, LAWS, Law, prompt_of, start
 
 
 @pytest.mark.parametrize("law", [*LAWS, *FINAL_LAWS], ids=lambda law: law.__name__)
 def test_the_fake_engine_obeys_the_law(law: Law) -> None:
     """Same laws as the native engine (E2, E10, E13)."""
     law(FakeEngine())
+
+
+@pytest.mark.parametrize("law", [*LAWS, *FINAL_LAWS], ids=lambda law: law.__name__)
+def test_the_fake_engine_whose_memory_cannot_go_back_obeys_the_law(law: Law) -> None:
+    """L12: as a recurrent model's."""
+    law(FakeEngine(can_rewind=False))
 
 
 def test_a_law_can_fail() -> None:
@@ -96,6 +102,95 @@ def test_the_cells_are_shared_by_all_sequences() -> None:
     (row,) = engine.step(StepPlan(pieces=[PromptPiece(1, (1,) * 5, is_last=True)]))
     assert row.error is RowError.CONTEXT_FULL
     assert engine.used_cells() == 6
+
+
+def ahead(engine: FakeEngine, *seq_ids: int) -> list[FakeRow]:
+    """Decode sequences; the step after it runs ahead then."""
+    rows = engine.collect(engine.submit(StepPlan(decode=seq_ids), ahead=True))
+    assert list(engine.ahead_rows) == list(seq_ids)
+    return rows
+
+
+def test_a_step_that_did_not_run_ahead_does_not_say_so() -> None:
+    """L17: nor does one that was stopped, after one that did."""
+    engine = FakeEngine()
+    start(engine, 0)
+    ahead(engine, 0)
+    ahead(engine, 0)
+    assert engine.report.ran_ahead
+    engine.unwind()
+    flag = FakeFlag()
+    flag.set()
+    (row,) = engine.step(StepPlan(decode=[0]), flag)
+    assert row.error is RowError.ABORTED
+    assert not engine.report.ran_ahead
+    assert engine.ran_ahead == [False, False, True, False]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_scripted_rewind_breaks_its_sequence_alone(failing: int) -> None:
+    """L7: its cells are gone and every later row of it fails, until it is closed."""
+    engine = FakeEngine()
+    start(engine, 0)
+    start(engine, 1, 1)
+    ahead(engine, 0, 1)
+    engine.fail_rewinds(failing)
+    broken = list(range(failing))
+    assert engine.unwind() == broken
+    assert engine.unwind() == []
+    rows = engine.step(StepPlan(decode=[0, 1]))
+    assert [row.error for row in rows] == [RowError.DECODE if seq_id in broken else None for seq_id in (0, 1)]
+    for seq_id in broken:
+        with pytest.raises(EngineError, match="broken"):
+            engine.suspend(seq_id, 1000)
+        assert engine.close(seq_id)
+        start(engine, seq_id)
+    assert len(engine.step(StepPlan(decode=[0, 1]))) == 2
+
+
+@pytest.mark.parametrize("bad_row", ["error", "eog", "no token"])
+def test_nothing_runs_ahead_of_a_row_that_does_not_go_on(bad_row: str) -> None:
+    """L14."""
+    engine = FakeEngine(continuation=lambda history: EOS if bad_row == "eog" and 7 in history else letters(history))
+    start(engine, 0)
+    engine.open(SequenceSpec(1, GREEDY if bad_row != "eog" else SamplingParams()))
+    if bad_row == "error":
+        engine.fail_row(1, RowError.CONTEXT_FULL)
+    piece = PromptPiece(1, (7, 8), is_last=bad_row != "no token")
+    engine.collect(engine.submit(StepPlan(decode=[0], pieces=[piece]), ahead=True))
+    assert list(engine.ahead_rows) == []
+
+
+def test_a_sequence_comes_back_when_its_cells_have_room() -> None:
+    """S11: until then nothing changes and it can be asked again."""
+    engine = FakeEngine(n_ctx=60)
+    first = start(engine, 0)
+    n_cells = engine.used_cells()
+    suspended = engine.suspend(0, n_cells)
+    assert (suspended.n_bytes, engine.used_cells()) == (n_cells, 0)
+    engine.open(SequenceSpec(1, GREEDY))
+    engine.step(StepPlan(pieces=[PromptPiece(1, (1,) * (61 - n_cells), is_last=False)]))
+    assert not engine.resume(0, suspended)
+    assert engine.used_cells() == 61 - n_cells
+    engine.close(1)
+    assert engine.resume(0, suspended)
+    assert engine.used_cells() == n_cells
+    (row,) = engine.step(StepPlan(decode=[0]))
+    assert row.token == letters((*prompt_of(engine), first))
+
+
+def test_a_copy_larger_than_allowed_is_not_made() -> None:
+    engine = FakeEngine()
+    start(engine, 0)
+    assert engine.suspend(0, engine.used_cells() - 1).n_bytes == 0
+
+
+def test_a_sequence_that_drew_nothing_cannot_be_suspended() -> None:
+    engine = FakeEngine()
+    engine.open(SequenceSpec(0, GREEDY))
+    for seq_id in (0, 1):
+        with pytest.raises(EngineError, match=f"sequence {seq_id} is not open, has drawn nothing"):
+            engine.suspend(seq_id, 1000)
 
 
 def test_a_set_flag_ends_the_wait_of_a_step() -> None:

@@ -10,6 +10,7 @@ from llamaserve.engine.fake import FakeEngine
 from llamaserve.errors import LlamaServeError
 from llamaserve.request import Event, Failed, Finished, GenerationRequest, SamplingParams, TextDelta
 from llamaserve.scheduler.scheduler import Scheduler
+from tests.unit.scheduler.invariants import check
 
 
 class SetClock:
@@ -57,13 +58,13 @@ class Harness:
         """Tick and check; a FakeEngine keeps exactly the computed tokens of the running requests."""
         for _ in range(times):
             self.scheduler.tick()
-            self.scheduler.check()
+            check(self.scheduler)
 
     def run(self, most_ticks: int = 10_000) -> None:
         """Tick until there is nothing to do."""
         for _ in range(most_ticks):
             did = self.scheduler.tick()
-            self.scheduler.check()
+            check(self.scheduler)
             if not did:
                 return
         raise AssertionError(f"not done after {most_ticks} ticks")

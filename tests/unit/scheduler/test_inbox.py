@@ -77,7 +77,7 @@ def test_a_step_is_stopped_by_the_last_of_its_cancels() -> None:
     inbox = inbox_with("a", "b", "c")
     inbox.cancel("a")
     flag = FakeFlag()
-    inbox.begin_step(["a", "b"], flag)
+    inbox.begin_step(["a", "b"], (), flag)
     inbox.cancel("c")
     assert not flag.is_set
     inbox.cancel("b")
@@ -89,15 +89,46 @@ def test_a_step_whose_requests_were_all_cancelled_before_is_stopped_at_once() ->
     inbox = inbox_with("a")
     inbox.cancel("a")
     flag = FakeFlag()
-    inbox.begin_step(["a"], flag)
+    inbox.begin_step(["a"], (), flag)
     assert flag.is_set
+
+
+def test_a_step_is_stopped_when_nobody_waits_for_its_prompts_any_more() -> None:
+    """S56, K12: a row of one token is soon computed again, a piece of a prompt is what takes long."""
+    inbox = inbox_with("text", "prompt", "other")
+    flag = FakeFlag()
+    inbox.begin_step(["text", "prompt", "other"], ["prompt", "other"], flag)
+    inbox.cancel("prompt")
+    assert not flag.is_set
+    inbox.cancel("other")
+    assert flag.is_set
+
+
+def test_a_step_whose_prompts_were_all_cancelled_before_is_stopped_at_once() -> None:
+    """S56."""
+    inbox = inbox_with("text", "prompt")
+    inbox.cancel("prompt")
+    flag = FakeFlag()
+    inbox.begin_step(["text", "prompt"], ["prompt"], flag)
+    assert flag.is_set
+
+
+def test_a_cancelled_text_does_not_stop_the_prompts_beside_it() -> None:
+    """S56: nor does it stop other texts in a step without prompts."""
+    inbox = inbox_with("text", "other", "prompt")
+    for prompting in (["prompt"], []):
+        flag = FakeFlag()
+        inbox.begin_step(["text", "other", *prompting], prompting, flag)
+        inbox.cancel("text")
+        assert not flag.is_set
+        inbox.end_step()
 
 
 def test_nothing_touches_the_flag_of_a_step_that_is_over() -> None:
     """S56."""
     inbox = inbox_with("a")
     flag = FakeFlag()
-    inbox.begin_step(["a"], flag)
+    inbox.begin_step(["a"], (), flag)
     inbox.end_step()
     inbox.cancel("a")
     inbox.stop(EngineDown("end"))
@@ -107,11 +138,11 @@ def test_nothing_touches_the_flag_of_a_step_that_is_over() -> None:
 def test_a_stop_ends_the_running_step_and_every_later_one() -> None:
     inbox = inbox_with("a")
     running, later = FakeFlag(), FakeFlag()
-    inbox.begin_step(["a"], running)
+    inbox.begin_step(["a"], (), running)
     inbox.stop(EngineDown("end"))
     assert running.is_set
     inbox.end_step()
-    inbox.begin_step(["a"], later)
+    inbox.begin_step(["a"], (), later)
     assert later.is_set
 
 
@@ -190,7 +221,7 @@ CALLS: dict[str, Callable[[Inbox], object]] = {
     "submit": submit_if_taken,
     "cancel": lambda inbox: inbox.cancel("a"),
     "wait": Inbox.wait,
-    "begin_step": lambda inbox: inbox.begin_step(["b"], FakeFlag()),
+    "begin_step": lambda inbox: inbox.begin_step(["b"], ["b"], FakeFlag()),
     "end_step": Inbox.end_step,
     "refuse": lambda inbox: inbox.refuse(EngineDown("broken")),
     "leave": lambda inbox: inbox.leave("a"),

@@ -11,7 +11,6 @@ from llamaserve.errors import BadToken, EmptyPrompt, PromptTooLong
 from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
 from llamaserve.scheduler.admission import check_request, has_place
 from llamaserve.scheduler.finish import finish_reason
-from llamaserve.scheduler.kv_pressure import FullRow, choose_victim
 from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
 from llamaserve.scheduler.tick_policy import StepKind, choose_step_kind, prompt_budget
 
@@ -149,9 +148,3 @@ def test_pieces_fit_and_the_first_prompt_always_advances(left: list[int], budget
         assert 0 < piece.n_tokens <= left[piece.seq_id]
         assert prefill_chunk == 0 or piece.n_tokens <= prefill_chunk
     assert bool(pieces) == bool(left)
-
-
-def test_the_largest_sequence_gives_way_and_the_newest_of_equals() -> None:
-    """S12, S13."""
-    assert choose_victim([FullRow(0, 5, 1), FullRow(1, 9, 2), FullRow(2, 5, 3)]) == 1
-    assert choose_victim([FullRow(0, 5, 4), FullRow(1, 5, 2), FullRow(2, 5, 3)]) == 0

@@ -27,12 +27,12 @@ def slot_in(state: SlotState) -> Slot:
 
 @pytest.mark.parametrize(("state", "to"), list(itertools.product(SlotState, SlotState)))
 def test_a_slot_makes_the_moves_of_the_table_and_no_other(state: SlotState, to: SlotState) -> None:
-    """§1.2: idle, prefilling, generating, idle; a request may end in any of the two."""
+    """§1.2: idle, prefilling, generating, idle; a request may end in any of the two, and come back into both."""
     slot = slot_in(state)
     moves = {
         SlotState.IDLE: slot.release,
         SlotState.PREFILLING: lambda: slot.begin(work()),
-        SlotState.GENERATING: slot.generate,
+        SlotState.GENERATING: slot.generate if state is SlotState.PREFILLING else lambda: slot.go_on(work()),
     }
     if to in LEGAL_MOVES[state]:
         moves[to]()
@@ -63,11 +63,37 @@ def test_no_slot_is_chosen_when_all_are_busy() -> None:
     assert choose_slot([slot_in(SlotState.PREFILLING), slot_in(SlotState.GENERATING)]) is None
 
 
-def test_the_token_drawn_last_is_not_computed() -> None:
+def test_the_token_drawn_last_needs_no_cell() -> None:
     """§1.2: the last token of a sequence is never fed."""
     some = work()
-    assert some.n_computed == 0
-    some.n_prefilled, some.n_generated = 3, 1
-    assert some.n_computed == 3
-    some.n_generated = 4
-    assert some.n_computed == 6
+    assert some.n_cells == 3
+    some.generated = [7]
+    assert some.n_cells == 3
+    some.generated = [7, 8, 9, 10]
+    assert some.n_cells == 6
+
+
+def test_a_prompt_is_fed_from_its_start_to_its_end() -> None:
+    some = work()
+    assert (some.n_left_to_feed, tuple(some.tokens_to_feed(0, 2))) == (3, (1, 2))
+    some.n_fed = 2
+    assert (some.n_left_to_feed, tuple(some.tokens_to_feed(2, 3))) == (1, (3,))
+
+
+def test_a_text_whose_cells_are_lost_is_fed_again_without_its_last_token() -> None:
+    """S11: prompt and text in one row, in pieces that may cross from one into the other."""
+    some = work()
+    some.n_fed = 3
+    some.generated = [7, 8, 9]
+    some.feed_again()
+    assert (some.n_fed, some.n_to_feed, some.is_recomputing) == (0, 5, True)
+    assert [tuple(some.tokens_to_feed(start, start + 2)) for start in (0, 2)] == [(1, 2), (3, 7)]
+    assert tuple(some.tokens_to_feed(4, 5)) == (8,)
+
+
+def test_a_prompt_whose_cells_are_lost_begins_again() -> None:
+    """Nothing was drawn: its last piece still has to draw."""
+    some = work()
+    some.n_fed = 2
+    some.feed_again()
+    assert (some.n_fed, some.n_to_feed, some.is_recomputing) == (0, 3, False)

@@ -1,0 +1,95 @@
+#include "row_sampler.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace llamaserve {
+namespace {
+
+// More candidates than this share of the vocabulary are not found faster than all of them.
+constexpr int32_t n_vocab_per_candidate = 32;
+
+}  // namespace
+
+RowSampler::RowSampler(const SamplerSpec & spec, const Model & model)
+    : n_vocab_(model.n_vocab()), chain_(make_sampler(spec, model)), n_likeliest_(spec.is_greedy() ? 1 : spec.top_k),
+      n_penalised_most_(spec.has_penalties() ? spec.repeat_last_n : 0) {
+    for (const llama_logit_bias & bias : all_biases(spec, model)) {
+        biased_.push_back(bias.token);
+    }
+}
+
+void RowSampler::show_prompt(const std::vector<llama_token> & tokens) {
+    if (n_penalised_most_ == 0) {
+        return;
+    }
+    for (const llama_token token : tokens) {
+        take_note(token);
+    }
+}
+
+void RowSampler::take_note(llama_token token) {
+    llama_sampler_accept(chain_.get(), token);
+    if (n_penalised_most_ > 0) {
+        if (penalised_.size() >= n_penalised_most_) {
+            penalised_.pop_front();
+        }
+        penalised_.push_back(token);
+    }
+}
+
+llama_token RowSampler::draw(const float * logits) {
+    if (!fill_likeliest(logits)) {
+        fill_candidates(logits);
+    }
+    llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};
+    llama_sampler_apply(chain_.get(), &array);
+    if (array.selected < 0 || array.selected >= (int64_t) array.size) {
+        throw std::runtime_error("the sampler selected no token");
+    }
+    const llama_token token = array.data[array.selected].id;
+    take_note(token);
+    return token;
+}
+
+void RowSampler::fill_candidates(const float * logits) {
+    candidates_.resize(n_vocab_);
+    for (llama_token id = 0; id < n_vocab_; id++) {
+        candidates_[id] = {id, logits[id], 0.0f};
+    }
+}
+
+// At most m logits move, so of the k + m largest at least k stay where they are: whatever is below those cannot be among
+// the k likeliest. False where that is not worth it, or where two of them are equal: llama.cpp's sort says which of equal
+// tokens comes first by where they stand among all.
+bool RowSampler::fill_likeliest(const float * logits) {
+    const size_t n = (size_t) n_likeliest_ + biased_.size() + penalised_.size();
+    if (n_likeliest_ <= 0 || n > (size_t) (n_vocab_ / n_vocab_per_candidate)) {
+        return false;
+    }
+    ids_ = top_.find(logits, n_vocab_, (int32_t) n);
+    if (ids_.size() < n) {
+        return false;
+    }
+    ids_.insert(ids_.end(), biased_.begin(), biased_.end());
+    ids_.insert(ids_.end(), penalised_.begin(), penalised_.end());
+    std::sort(ids_.begin(), ids_.end());
+    ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
+
+    candidates_.clear();
+    for (const llama_token id : ids_) {
+        candidates_.push_back({id, logits[id], 0.0f});
+    }
+    return n_likeliest_ == 1 || !has_equal_logits();
+}
+
+bool RowSampler::has_equal_logits() {
+    sorted_.clear();
+    for (const llama_token_data & candidate : candidates_) {
+        sorted_.push_back(candidate.logit);
+    }
+    std::sort(sorted_.begin(), sorted_.end());
+    return std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end();
+}
+
+}  // namespace llamaserve

@@ -1,0 +1,50 @@
+// Draws the tokens of one sequence.
+//
+// The result is that of its llama.cpp chain over the whole vocabulary. Where the chain begins with a choice of the k
+// likeliest, only those candidates are handed to it that can be among them: the k largest logits, and the tokens whose
+// logits the chain itself moves (biases, penalties). bench/sampling.py has what that gains.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "llama_handles.h"
+#include "sampler.h"
+#include "top_logits.h"
+
+namespace llamaserve {
+
+class RowSampler {
+public:
+    // Throws BadTokenError, BadSamplerError as make_sampler does.
+    RowSampler(const SamplerSpec & spec, const Model & model);
+
+    // Prompt tokens, for penalties that count them too.
+    void show_prompt(const std::vector<llama_token> & tokens);
+
+    // The next token, from the logits of the whole vocabulary; the chain has taken note of it. Throws std::runtime_error
+    // when the chain selects none.
+    llama_token draw(const float * logits);
+
+    // For tests: the same through the chain alone.
+    void use_whole_vocabulary() { n_likeliest_ = 0; }
+
+private:
+    void fill_candidates(const float * logits);
+    bool fill_likeliest(const float * logits);
+    bool has_equal_logits();
+    void take_note(llama_token token);
+
+    int32_t                       n_vocab_;
+    SamplerHandle                 chain_;
+    int32_t                       n_likeliest_;  // the chain keeps at most so many tokens; 0 = it may keep all
+    std::vector<llama_token>      biased_;
+    size_t                        n_penalised_most_;  // tokens its penalties look back; 0 = it has none
+    std::deque<llama_token>       penalised_;
+    TopLogits                     top_;
+    std::vector<llama_token>      ids_;
+    std::vector<float>            sorted_;
+    std::vector<llama_token_data> candidates_;
+};
+
+}  // namespace llamaserve

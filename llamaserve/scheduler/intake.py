@@ -1,0 +1,57 @@
+"""From a drawn token to text and, maybe, an end: what one row of a step does to its request. No engine, no slots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from llamaserve.engine.port import RowOutput
+from llamaserve.request import Finished, FinishReason, TextDelta, Timings
+from llamaserve.scheduler.finish import finish_reason
+from llamaserve.scheduler.slot import Work
+
+
+class Intake(NamedTuple):
+    """What a token brought."""
+
+    delta: TextDelta | None
+    reason: FinishReason | None
+    """Why the request ends with it; None if it goes on."""
+
+
+def take_token(work: Work, token: int, output: RowOutput, *, now: float, n_ctx_seq: int) -> Intake:
+    """Add a drawn token to its request (E7)."""
+    if work.first_token_at is None:
+        work.first_token_at = now
+    is_eog = output.is_eog
+    text = ""
+    if not is_eog:
+        work.generated.append(token)
+        text = work.text.push(output.piece)
+    reason = finish_reason(
+        is_eog=is_eog,
+        is_stopped=work.text.stop_sequence is not None,
+        n_generated=work.n_generated,
+        max_tokens=work.request.max_tokens,
+        n_prompt=work.n_prompt,
+        n_ctx_seq=n_ctx_seq,
+    )
+    if reason is not None:
+        text += work.text.flush()
+    delta = TextDelta(text, () if is_eog else (token,)) if text or not is_eog else None
+    return Intake(delta, reason)
+
+
+def finished(work: Work, reason: FinishReason, now: float) -> Finished:
+    """The terminal event of a request that came to its end."""
+    first = now if work.first_token_at is None else work.first_token_at
+    return Finished(
+        reason=reason,
+        stop_sequence=work.text.stop_sequence if reason is FinishReason.STOP_SEQUENCE else None,
+        prompt_tokens=work.n_prompt,
+        completion_tokens=work.n_generated,
+        timings=Timings(
+            queue_s=work.admitted_at - work.submitted_at,
+            prefill_s=first - work.admitted_at,
+            decode_s=now - first,
+        ),
+    )

@@ -1,0 +1,168 @@
+"""A snapshot of the scheduler as metric families: under our names, and under those of llama-server and vLLM. Pure.
+
+Another server's name is used only where our number means what theirs does; docs/metrics.md lists them all, with the
+differences that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from llamaserve.scheduler.stats import SchedulerStats
+
+VLLM_ENGINE = "0"
+"""vLLM numbers the engines behind one server; there is one here."""
+
+
+def build_family(version: str, model_name: str) -> Metric:
+    """What runs, and the model it serves."""
+    labels = {"version": version, "model_name": model_name}
+    return InfoMetricFamily("llamaserve_build", "The version that runs, and the name of its model.", labels)
+
+
+def own_families(stats: SchedulerStats) -> Iterator[Metric]:
+    """Every field of the snapshot."""
+    yield from _gauges(stats)
+    yield from _request_counters(stats)
+    yield from _token_counters(stats)
+    yield from _step_counters(stats)
+
+
+def _gauges(stats: SchedulerStats) -> Iterator[Metric]:
+    states = {
+        "idle": stats.idle_slots,
+        "prefilling": stats.prefilling_slots,
+        "generating": stats.active_slots - stats.prefilling_slots,
+    }
+    yield _labelled(GaugeMetricFamily("llamaserve_slots", "Slots by what they do.", labels=["state"]), states)
+    yield _gauge("llamaserve_slot_limit", "Slots there are.", stats.n_slots)
+    yield _gauge("llamaserve_queue_depth", "Requests that wait for their first slot.", stats.queue_depth)
+    yield _gauge(
+        "llamaserve_preempted_requests", "Requests that gave their slot up and wait for one.", stats.preempted_requests
+    )
+    yield _gauge("llamaserve_kv_cells_used", "KV cells held, as of the last tick.", stats.used_cells)
+    yield _gauge("llamaserve_kv_cell_limit", "KV cells of the context, over all slots.", stats.n_ctx)
+    yield _gauge("llamaserve_step_token_limit", "Most tokens a step may compute.", stats.n_batch)
+
+
+def _request_counters(stats: SchedulerStats) -> Iterator[Metric]:
+    outcomes = {
+        "finished": stats.requests_done,
+        "cancelled": stats.requests_cancelled,
+        "failed": stats.requests_failed,
+    }
+    yield _labelled(
+        CounterMetricFamily("llamaserve_requests_total", "Requests that ended, by how.", labels=["outcome"]), outcomes
+    )
+    yield _counter(
+        "llamaserve_queue_rejects_total", "Requests refused because the queue was full.", stats.queue_rejects
+    )
+    yield _counter(
+        "llamaserve_preemptions_total", "Times a request gave its slot up for want of KV cells.", stats.preemptions
+    )
+
+
+def _token_counters(stats: SchedulerStats) -> Iterator[Metric]:
+    yield _counter("llamaserve_prompt_tokens_total", "Prompt tokens computed.", stats.prompt_tokens)
+    yield _counter(
+        "llamaserve_recomputed_tokens_total",
+        "Tokens computed again for requests that came back without their cells.",
+        stats.recomputed_tokens,
+    )
+    yield _counter(
+        "llamaserve_generated_tokens_total", "Tokens drawn, without end-of-generation tokens.", stats.generated_tokens
+    )
+    yield _counter("llamaserve_decode_rows_total", "Decode rows computed, over all steps.", stats.decode_tokens)
+
+
+def _step_counters(stats: SchedulerStats) -> Iterator[Metric]:
+    yield _counter("llamaserve_steps_total", "Steps run.", stats.ticks)
+    yield _counter("llamaserve_decode_steps_total", "Steps without a prompt piece.", stats.decode_steps)
+    yield _counter(
+        "llamaserve_lookahead_steps_total",
+        "Decode steps that were computed before the step before was acted on.",
+        stats.lookahead_steps,
+    )
+    discards = CounterMetricFamily(
+        "llamaserve_lookahead_discards_total",
+        "Steps that ran ahead in vain, by what took them back.",
+        labels=["reason"],
+    )
+    yield _labelled(discards, {reason.value: count for reason, count in stats.lookahead_discards.items()})
+    yield _counter("llamaserve_failed_steps_total", "Steps in which nothing worked.", stats.failed_steps)
+    yield _counter(
+        "llamaserve_batch_splits_total", "Times a batch was halved because it did not fit.", stats.batch_splits
+    )
+    yield _counter(
+        "llamaserve_kv_purges_total", "Parked sequences forgotten because no cell was free.", stats.kv_purges
+    )
+    seconds = CounterMetricFamily(
+        "llamaserve_step_seconds_total", "Seconds all steps took, by part.", labels=["part"], unit="seconds"
+    )
+    yield _labelled(seconds, {"build": stats.build_s, "decode": stats.decode_s, "sample": stats.sample_s})
+
+
+def llama_server_families(stats: SchedulerStats) -> Iterator[Metric]:
+    """What llama-server's ``/metrics`` has and this server knows; the two about the KV cache are of its older
+    versions, and dashboards still ask for them."""
+    yield _counter("llamacpp:prompt_tokens_total", "As llamaserve_prompt_tokens_total.", stats.prompt_tokens)
+    yield _counter("llamacpp:tokens_predicted_total", "As llamaserve_generated_tokens_total.", stats.generated_tokens)
+    yield _gauge("llamacpp:requests_processing", "Slots that are not idle.", stats.active_slots)
+    yield _gauge("llamacpp:requests_deferred", "Requests that wait for a slot.", _waiting_requests(stats))
+    yield _gauge("llamacpp:kv_cache_usage_ratio", "KV cells held, 1 is all of them.", _cell_ratio(stats))
+    yield _gauge("llamacpp:kv_cache_tokens", "As llamaserve_kv_cells_used.", stats.used_cells)
+
+
+def vllm_families(stats: SchedulerStats, model_name: str) -> Iterator[Metric]:
+    """What vLLM's ``/metrics`` has and this server knows, with vLLM's labels."""
+    labels = {"model_name": model_name, "engine": VLLM_ENGINE}
+
+    def gauge(name: str, meaning: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, meaning, labels=list(labels))
+        family.add_metric(list(labels.values()), value)
+        return family
+
+    def counter(name: str, meaning: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, meaning, labels=list(labels))
+        family.add_metric(list(labels.values()), value)
+        return family
+
+    yield gauge("vllm:num_requests_running", "Slots that are not idle.", stats.active_slots)
+    yield gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", _waiting_requests(stats))
+    yield gauge("vllm:kv_cache_usage_perc", "KV cells held, 1 is all of them.", _cell_ratio(stats))
+    yield counter("vllm:prompt_tokens_total", "As llamaserve_prompt_tokens_total.", stats.prompt_tokens)
+    yield counter("vllm:generation_tokens_total", "As llamaserve_generated_tokens_total.", stats.generated_tokens)
+    yield counter("vllm:num_preemptions_total", "As llamaserve_preemptions_total.", stats.preemptions)
+    # The one family that vLLM does not count by engine.
+    rejects = CounterMetricFamily(
+        "vllm:admission_rejections_total", "As llamaserve_queue_rejects_total.", labels=["model_name", "reason"]
+    )
+    rejects.add_metric([model_name, "max_num_queued_reqs"], stats.queue_rejects)
+    yield rejects
+
+
+def _waiting_requests(stats: SchedulerStats) -> int:
+    """As both other servers count: whoever has no slot, whether it had one before or not."""
+    return stats.queue_depth + stats.preempted_requests
+
+
+def _cell_ratio(stats: SchedulerStats) -> float:
+    return stats.used_cells / stats.n_ctx
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, meaning, value=value)
+
+
+def _counter(name: str, meaning: str, value: float) -> Metric:
+    return CounterMetricFamily(name, meaning, value=value)
+
+
+def _labelled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:
+    """The family with one sample for each value of its only label."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

@@ -1,0 +1,71 @@
+"""Run native tests on a build with a sanitizer: python tests/sanitized.py address|thread (make sanitize).
+
+The sanitizer's library must be loaded before Python itself, so this starts a second Python with it. Leaks are not
+looked for: Python keeps much until it ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = {"address": "libasan.so", "thread": "libtsan.so"}
+OPTIONS = {
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+    "TSAN_OPTIONS": "halt_on_error=1:exitcode=66",
+}
+TESTS = (
+    "tests/native/test_engine_laws.py",
+    "tests/native/test_faults.py",
+    "tests/native/test_kv_pressure.py",
+    "tests/native/test_memory.py",
+    "tests/native/test_random_plans.py",
+    "tests/native/test_row_sampler.py",
+    "tests/native/test_sampling.py",
+    "tests/native/test_shutdown.py",
+)
+
+
+def package(sanitizer: str) -> Path:
+    """The package with the modules of the sanitizer's build, as a folder to import from."""
+    build = ROOT / "build" / sanitizer
+    folder = build / "site"
+    shutil.rmtree(folder, ignore_errors=True)
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "llamaserve", folder / "llamaserve", ignore=ignored)
+    for module in (build / "_native").glob("*.so"):
+        shutil.copy(module, folder / "llamaserve")
+    return folder
+
+
+def library(name: str) -> str:
+    """Where the compiler keeps a library."""
+    command = [os.environ.get("CXX", "g++"), f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def run_tests(folder: str) -> int:
+    """In the second Python: pytest puts the repository in front, so the package is imported before."""
+    sys.path.insert(0, folder)
+    importlib.import_module("llamaserve._engine")
+    pytest = importlib.import_module("pytest")
+    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *TESTS]))
+
+
+def main() -> int:
+    sanitizer = sys.argv[1]
+    if sanitizer == "--inside":
+        return run_tests(sys.argv[2])
+    preloaded = f"{library(LIBRARIES[sanitizer])}:{library('libstdc++.so.6')}"
+    command = [sys.executable, __file__, "--inside", str(package(sanitizer))]
+    environment = os.environ | OPTIONS | {"LD_PRELOAD": preloaded}
+    return subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What holds in a scheduler between two ticks. Looks inside: nothing outside shows these things."""
+
+from __future__ import annotations
+
+from llamaserve.scheduler.scheduler import MAX_CONSECUTIVE_FAILED_STEPS, Scheduler
+from llamaserve.scheduler.slot import Slot, SlotState, Work
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise AssertionError unless all invariants between two ticks hold."""
+    for seq_id, slot in enumerate(scheduler._slots):
+        assert slot.seq_id == seq_id
+        assert (slot.state is SlotState.IDLE) == (slot.work is None), f"slot {seq_id}: {slot.state}"
+        if slot.work is not None:
+            _check_work(scheduler, slot, slot.work)
+    busy = {slot.seq_id for slot in scheduler._slots if slot.work is not None}
+    assert {slot.seq_id for slot in scheduler._running.values()} == busy
+    preempted = set(scheduler._preempted)
+    assert not scheduler._running.keys() & (scheduler._waiting.keys() | preempted)
+    assert not scheduler._waiting.keys() & preempted
+    assert scheduler._running.keys() | scheduler._waiting.keys() | preempted <= scheduler._inbox.live
+    assert not scheduler._events, "events were not delivered"
+    assert scheduler._n_failed_steps < MAX_CONSECUTIVE_FAILED_STEPS or scheduler._inbox.refusal is not None
+    assert scheduler._inbox.refusal is None or not (busy or scheduler._waiting or preempted), "work after a shut-down"
+    assert set(scheduler._engine.ahead_rows) <= busy, "a step runs ahead of a slot that is idle"
+    assert scheduler._broken <= busy or scheduler._inbox.refusal is not None, "an idle slot is taken for broken"
+    _check_preempted(scheduler)
+
+
+def _check_preempted(scheduler: Scheduler) -> None:
+    works = [entry.work for entry in scheduler._preempted._by_id.values()]
+    orders = [work.admitted_order for work in works]
+    assert orders == sorted(orders), "who gave way first in the order of admission comes back first"
+    running = [slot.working.admitted_order for slot in scheduler._running.values()]
+    assert not (orders and running) or max(running) < orders[0], "a newer request has the room of an older one"
+    assert scheduler._preempted.n_bytes_left >= 0, "the copies take more than they may"
+    for work in works:
+        assert work.text.stop_sequence is None, "E7: past a stop string"
+
+
+def _check_work(scheduler: Scheduler, slot: Slot, work: Work) -> None:
+    request = work.request
+    assert scheduler._running[request.request_id] is slot
+    assert 0 <= work.n_fed <= work.n_to_feed
+    assert (slot.state is SlotState.PREFILLING) == (work.n_left_to_feed > 0)
+    assert slot.state is SlotState.PREFILLING or work.n_generated > 0
+    assert request.max_tokens is None or work.n_generated < request.max_tokens, "E7: past max_tokens"
+    assert work.n_prompt + work.n_generated < scheduler._info.n_ctx_seq, "E7: past the context bound"
+    assert work.text.stop_sequence is None, "E7: past a stop string"
