@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from bench.harness.models import n_vocab
 from bench.harness.options import read_options
 from bench.harness.ratio import paired
 from bench.harness.report import Report, Table, publish
-from bench.harness.rounds import NotEngaged, alternate
+from bench.harness.rounds import NotEngaged, alternate_later
 from bench.harness.serving import Running, Setting, serving
 from llamaserve.loadtest.call import CHAT_PATH, Call
 from llamaserve.loadtest.drive import closed_loop
@@ -38,7 +38,7 @@ SLOTS = 4
 N_CTX = 8192
 N_TURNS = 4
 N_GENERATED = 24
-ROUNDS = 3
+ROUNDS = 2
 QUICK_CONVERSATIONS = 3
 QUICK_TURNS = 2
 
@@ -109,7 +109,7 @@ def main() -> None:
         return held
 
     not_engaged: list[str] = []
-    results = all_rounds(options.rounds, run_one, not_engaged)
+    results = alternate_later(ARMS, CACHED, options.rounds, run_one, not_engaged)
     report = Report(
         scenario="conversations",
         question=f"What does a prefix cache save when {len(questions)} conversations share a system prompt and"
@@ -129,19 +129,6 @@ def main() -> None:
         is_quick=options.is_quick,
     )
     publish(report, lambda figure: draw(figure, results))
-
-
-def all_rounds(rounds: int, run_one: Callable[[Arm, int], Held], not_engaged: list[str]) -> dict[str, list[Held]]:
-    """Every arm in the first round, in the others those with a cache."""
-    results = alternate(ARMS, 1, run_one, not_engaged)
-    cached = [arm for arm in CACHED if arm.name in results]
-    later = alternate(cached, rounds - 1, run_one, not_engaged)
-    for arm in cached:
-        if arm.name in later:
-            results[arm.name] += later[arm.name]
-        else:
-            del results[arm.name]
-    return results
 
 
 def hold(running: Running, questions: Sequence[Sequence[str]], n_turns: int) -> list[Outcome]:

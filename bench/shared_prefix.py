@@ -24,7 +24,7 @@ from bench.harness.options import read_options
 from bench.harness.prompts import shared_prefix_prompts
 from bench.harness.ratio import paired
 from bench.harness.report import Report, Table, publish
-from bench.harness.rounds import NotEngaged, alternate
+from bench.harness.rounds import NotEngaged, alternate_later
 from bench.harness.serving import Running, Setting, serving
 from bench.harness.streams import warm_up
 from llamaserve.loadtest.call import Call
@@ -109,7 +109,7 @@ def main() -> None:
         return bursts
 
     not_engaged: list[str] = []
-    results = alternate(ARMS, options.rounds, run_one, not_engaged)
+    results = alternate_later(ARMS, (LLAMASERVE, LLAMA_SERVER), options.rounds, run_one, not_engaged)
     report = Report(
         scenario="shared_prefix",
         question=f"How long do {REQUESTS} requests wait that come at once over one prefix of {n_prefix} tokens, and how"
@@ -124,7 +124,7 @@ def main() -> None:
         },
         notes=[
             f"Nothing shared would be {REQUESTS * (n_prefix + N_SUFFIX)} computed tokens a burst.",
-            "With the cache off only the first burst was sent.",
+            "With the cache off only the first burst was sent, in the first round.",
         ],
         not_engaged=not_engaged,
         results=options.results,
@@ -193,7 +193,8 @@ def ratio_text(ours: Sequence[Bursts], peers: Sequence[Bursts], label: str) -> s
     """The ratio of the median TTFT of the bursts of that name, "-" if one of both did not send it."""
     if label not in ours[0].by_name or label not in peers[0].by_name:
         return "-"
-    return str(paired(*([both.by_name[label].ttft_p50 for both in rounds] for rounds in (ours, peers))))
+    n_rounds = min(len(ours), len(peers))  # neighbours in time: the first rounds of both
+    return str(paired(*([both.by_name[label].ttft_p50 for both in rounds[:n_rounds]] for rounds in (ours, peers))))
 
 
 def draw(figure: Figure, results: Results) -> None:

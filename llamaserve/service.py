@@ -11,6 +11,7 @@ import queue
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llamaserve.config import SchedulerConfig
@@ -27,13 +28,13 @@ MAX_TIMEOUT_S = 30 * 24 * 3600  # what every system's timers can wait
 
 
 class _TaskListener:
-    """A consumer on an event loop."""
+    """A consumer on an event loop: a function that takes its events there. It must not raise."""
 
-    __slots__ = ("events", "loop")
+    __slots__ = ("loop", "take")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Event], None]) -> None:
         self.loop = loop
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.take = take
 
 
 class _ThreadListener:
@@ -97,7 +98,7 @@ class _Delivery:
 
 def _hand_over(batch: list[tuple[str, _TaskListener, Event]]) -> None:
     for _, listener, event in batch:
-        listener.events.put_nowait(event)
+        listener.take(event)
 
 
 class _Deadline:
@@ -197,19 +198,30 @@ class Service:
         """
         deadline = None if timeout_s is None else _Deadline(timeout_s, self._clock)
         loop = asyncio.get_running_loop()
-        listener = _TaskListener(loop)
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        listener = _TaskListener(loop, events.put_nowait)
         self._begin(request, listener)
         timer = None
         if deadline is not None:
             timer = loop.call_later(deadline.timeout_s, self._expire, request.request_id, listener, deadline)
         try:
-            while isinstance(event := await listener.events.get(), TextDelta):
+            while isinstance(event := await events.get(), TextDelta):
                 yield event
         finally:
             if timer is not None:
                 timer.cancel()
             self._leave(request.request_id, listener)
         yield event  # the consumer may keep the iterator, or an exception that holds it: the request is over
+
+    def listen(self, request: GenerationRequest, take: Callable[[Event], None]) -> Callable[[], None]:
+        """As ``stream``, without an iterator: each event goes to ``take`` on the running event loop, which must not
+        raise. The result is to be called when the consumer is done, early or not; events under way may still come.
+
+        Raises what ``stream`` raises.
+        """
+        listener = _TaskListener(asyncio.get_running_loop(), take)
+        self._begin(request, listener)
+        return partial(self._leave, request.request_id, listener)
 
     def stream_blocking(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -257,7 +269,7 @@ class Service:
 
     def _expire(self, request_id: str, listener: _TaskListener, deadline: _Deadline) -> None:
         """The time of a request is over, read or not. Event loop only."""
-        listener.events.put_nowait(deadline.event)
+        listener.take(deadline.event)
         self._thread.cancel(request_id)
 
     def _leave(self, request_id: str, listener: _Listener) -> None:

@@ -20,11 +20,14 @@ Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
 
     sequences_.resize(sizes_.n_slots);
     ahead_rows_.reserve(sizes_.n_slots);
-    run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *model_, sequences_, sizes_.n_batch,
+    run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *model_, sequences_, abort_, sizes_.n_batch,
                                      options.n_threads_batch);
-
-    const auto should_abort = [](void * data) { return static_cast<AbortSwitch *>(data)->should_abort(); };
-    llama_set_abort_callback(ctx_.get(), should_abort, &abort_);
+    if (memory_->can_rewind()) {
+        // A recurrent state moves its cells in its table first and in the graph later: a graph that stops in between
+        // mixes up the states of all sequences, those outside the step too.
+        const auto should_abort = [](void * data) { return static_cast<AbortSwitch *>(data)->should_abort(); };
+        llama_set_abort_callback(ctx_.get(), should_abort, &abort_);
+    }
     worker_ = std::make_unique<Worker>([this] { run_ahead(); });
     warm_up();
 }
@@ -230,6 +233,9 @@ void Engine::check_plan(const StepPlan & plan) const {
             }
         }
     }
+}
+
+void Engine::check_purge(const StepPlan & plan) const {
     for (const llama_seq_id seq_id : plan.purge) {
         if (is_open(seq_id)) {
             throw EngineError("sequence " + std::to_string(seq_id) + " is open: it cannot be purged");
@@ -243,6 +249,7 @@ int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag, bool ahe
         throw EngineError("step " + std::to_string(ticket_) + " was not collected yet");
     }
     check_up();
+    check_purge(plan);
     const bool is_next = is_ahead_ && plan.pieces.empty() && plan.decode == ahead_rows_;
     if (!is_next) {
         unwind();
@@ -313,6 +320,10 @@ void Engine::run_step() {
 }
 
 void Engine::run_rest_of_step() {
+    if (has_decoded_ahead_ && abort_.should_abort()) {  // stopped before it was asked for, whenever it was decoded
+        run_->take_back_ahead();
+        has_decoded_ahead_ = false;
+    }
     if (has_decoded_ahead_) {
         run_->draw_ahead();
     } else {

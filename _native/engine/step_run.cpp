@@ -27,9 +27,10 @@ constexpr int64_t least_parallel_logits = 200'000;  // below this rows draw fast
 
 }  // namespace
 
-StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences, int32_t n_batch,
-                 int32_t n_threads)
-    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), n_threads_(n_threads), batch_(n_batch) {
+StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences,
+                 const AbortSwitch & abort, int32_t n_batch, int32_t n_threads)
+    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), abort_(abort), n_threads_(n_threads),
+      batch_(n_batch) {
     entries_.reserve(n_batch);
     batch_entries_.reserve(n_batch);
 }
@@ -218,6 +219,9 @@ void StepRun::halve(size_t begin, size_t end) {
 int StepRun::call_decode() {
     if (const int code = faults_.next_decode_code()) {
         return code;
+    }
+    if (abort_.should_abort()) {
+        return 2;  // as if llama.cpp had been stopped at once
     }
     const Stopwatch watch(report_.time.decode);
     try {

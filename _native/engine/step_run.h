@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "abort_switch.h"
 #include "batch.h"
 #include "faults.h"
 #include "kv_memory.h"
@@ -20,8 +21,8 @@ namespace llamaserve {
 
 class StepRun {
 public:
-    StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences, int32_t n_batch,
-            int32_t n_threads);
+    StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences,
+            const AbortSwitch & abort, int32_t n_batch, int32_t n_threads);
 
     // The whole step; its outputs and its report are ready afterwards. Does not throw.
     void compute(const StepPlan & plan);
@@ -87,6 +88,7 @@ private:
     KvMemory &      memory_;
     const Model &   model_;
     Sequences &     sequences_;
+    const AbortSwitch & abort_;
     int32_t         n_threads_;
     Faults          faults_;
     std::string     lost_;

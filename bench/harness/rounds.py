@@ -50,3 +50,23 @@ def alternate(
                 print(" did not engage", end="", file=sys.stderr)
             print(f" {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
     return results
+
+
+def alternate_later(
+    arms: Sequence[N],
+    later: Sequence[N],
+    rounds: int,
+    run_one: Callable[[N, int], T],
+    not_engaged: list[str] | None = None,
+) -> dict[str, list[T]]:
+    """As ``alternate``, but only ``later`` take part after the first round: an arm that takes minutes where the others
+    take seconds has one result."""
+    results = alternate(arms, 1, run_one, not_engaged)
+    remaining = [arm for arm in later if arm.name in results]
+    more = alternate(remaining, rounds - 1, lambda arm, round_number: run_one(arm, round_number + 1), not_engaged)
+    for arm in remaining:
+        if arm.name in more:
+            results[arm.name] += more[arm.name]
+        else:
+            del results[arm.name]
+    return results

@@ -1,16 +1,15 @@
 """Server-sent events: the framing, and the response that streams one request's events. Event loop only.
 
-Two tasks share a stream: the pump encodes events as the service delivers them, the writer sends what has gathered.
-While a slow client holds the writer up, events pile into one write. The status line waits for the first event, so
-whatever fails before it is a plain HTTP error.
+Events are encoded where the service hands them over, and one task sends what has gathered: a token wakes one task
+once. While a slow client holds the writer up, events pile into one write. The status line waits for the first event,
+so whatever fails before it is a plain HTTP error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Protocol
 
 from starlette.responses import Response
@@ -43,21 +42,25 @@ class EventEncoder(Protocol):
         """The event that ends a stream that failed."""
 
 
-class EventStreamResponse(Response):
-    """Streams a request's events; closes the service's stream when the client leaves (S51, S52, S54).
+Listen = Callable[[Callable[[Event], None]], Callable[[], None]]
+"""Begins a request whose events go to a function; the result ends it. ``Service.listen`` of one request."""
 
-    Raises what the stream raised, or the error of a Failed event, if nothing was sent yet; Cancelled if the client left
+
+class EventStreamResponse(Response):
+    """Streams a request's events; ends the request when the client leaves (S51, S52, S54).
+
+    Raises what ``listen`` raises, or the error of a Failed event, if nothing was sent yet; Cancelled if the client left
     before that.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[Event, None], encoder: EventEncoder) -> None:
+    def __init__(self, listen: Listen, encoder: EventEncoder) -> None:
         self.status_code = 200
         self.background = None
         # Without a body attribute Starlette writes no content-length.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
-        self._events = events
+        self._listen = listen
         self._encoder = encoder
         self._waiting: list[bytes] = []
         self._wake = asyncio.Event()
@@ -66,7 +69,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        pump = asyncio.ensure_future(self._pump())
+        leave = self._listen(self._take)
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         gone.add_done_callback(lambda _: self._wake.set())
         try:
@@ -74,29 +77,27 @@ class EventStreamResponse(Response):
         except OSError:  # some servers report a client that has left this way
             logger.debug("the client left during a write")
         finally:
-            await cancel_and_wait(pump, gone)
-
-    async def _pump(self) -> None:
-        try:
-            async with aclosing(self._events) as events:
-                async for event in events:
-                    self._take(event)
-                    if not isinstance(event, TextDelta):
-                        return
-        except Exception as error:  # noqa: BLE001 - the writer decides what becomes of it
-            self._failure = error
-        finally:
-            self._is_over = True
-            self._wake.set()
+            leave()
+            await cancel_and_wait(gone)
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, TextDelta):
-            self._waiting.append(self._encoder.encode_text(event))
-        elif isinstance(event, Finished):
-            self._waiting.append(self._encoder.encode_end(event))
-        else:
-            self._failure = event.error
+        if self._is_over:
+            return
+        try:
+            if isinstance(event, TextDelta):
+                self._waiting.append(self._encoder.encode_text(event))
+            elif isinstance(event, Finished):
+                self._waiting.append(self._encoder.encode_end(event))
+                self._is_over = True
+            else:
+                self._fail(event.error)
+        except Exception as error:  # noqa: BLE001 - the writer decides what becomes of it
+            self._fail(error)
         self._wake.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._is_over = True
 
     async def _write(self, send: Send, gone: asyncio.Future[None]) -> None:
         has_started = False

@@ -298,7 +298,7 @@ class FakeEngine:
             self._why_down = self._why_next_is_lost
             return [self._fail(seq_id, RowError.DECODE, self._why_down) for seq_id in ids]
         if flag is not None and flag.is_set:
-            return [self._fail(seq_id, RowError.ABORTED, "the step was stopped") for seq_id in ids]
+            return [FakeRow(seq_id, error=RowError.ABORTED, message="the step was stopped") for seq_id in ids]
         rows = [self._decode(seq_id) for seq_id in plan.decode]
         rows += [self._compute(piece.seq_id, piece.tokens, draw=piece.is_last) for piece in plan.pieces]
         goes_on = all(row.error is None and row.token is not None and not row.is_eog for row in rows)

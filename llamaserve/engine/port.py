@@ -10,8 +10,9 @@ calls; the real engine runs the work on its one native worker. Laws, tested on b
 - A decode row names a sequence, not a token: the engine holds the last token it drew.
 - A bad plan is refused whole and changes nothing. A prompt ends with its last piece: a sequence that has drawn takes no
   other.
-- A step whose flag was set before it was submitted is stopped. A stopped row leaves its sequence as it was before the
-  step where memory ``can_rewind``, else broken: every later row of it fails.
+- A step whose flag was set before it was submitted is stopped, and its sequences are as they were. A flag that is set
+  while it runs stops it where memory ``can_rewind``, else between two calls of the model: a sequence of which a part
+  was computed is broken then, and every later row of it fails.
 - A step submitted with ``ahead`` changes nothing of what comes out. If every row draws a token that does not end it,
   the engine may compute the decode of the same rows, in ascending order, before it is asked for (``ahead_rows``). The
   next ``submit`` of just that plan finds it done; any other plan or call takes it back first, and so does ``unwind``:
@@ -50,7 +51,7 @@ class RowError(enum.Enum):
     DECODE = "decode"
     """llama.cpp failed on it; the sequence is cleared and must be closed."""
     ABORTED = "aborted"
-    """The step's flag stopped it; the sequence is as before the step if memory ``can_rewind``, else it is broken."""
+    """The step's flag stopped it; the sequence is as before the step, or broken where memory cannot go back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from llamaserve.scheduler.intake import finished, take_token
 from llamaserve.scheduler.kv_pressure import Runner, choose_victim, may_come_back
 from llamaserve.scheduler.lookahead import may_run_ahead
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
-from llamaserve.scheduler.slot import Slot, SlotState, Work, choose_slot
+from llamaserve.scheduler.slot import IdleSlots, Slot, SlotState, Work
 from llamaserve.scheduler.stats import Counters, Discard, SchedulerStats
 from llamaserve.scheduler.step_plan import decide_step
 from llamaserve.scheduler.tick_policy import StepKind
@@ -67,6 +67,7 @@ class Scheduler:
         self._clock = clock
         self._inbox = Inbox(n_slots=self._info.n_slots, max_queue=config.max_queue)
         self._slots = [Slot(seq_id) for seq_id in range(self._info.n_slots)]
+        self._idle = IdleSlots(self._slots)
         self._running: dict[str, Slot] = {}
         self._waiting: OrderedDict[str, Submit] = OrderedDict()
         self._preempted = PreemptedRequests(config.preempt_ram * 2**20)
@@ -190,18 +191,19 @@ class Scheduler:
 
     def _slot_to_fill(self) -> Slot | None:
         """A slot for whoever is next in line; None when nobody is or can begin."""
-        if len(self._running) == len(self._slots):
+        slot = self._idle.first()
+        if slot is None:
             return None
         preempted = self._preempted.first()
         if preempted is None:
-            return choose_slot(self._slots) if self._waiting else None
+            return slot if self._waiting else None
         fits = may_come_back(
             n_cells=preempted.work.n_cells,
             n_free=self._info.n_ctx - self._engine.used_cells(),
             n_ctx=self._info.n_ctx,
             n_running=len(self._running),
         )
-        return choose_slot(self._slots) if fits else None
+        return slot if fits else None
 
     def _begin_next(self, slot: Slot) -> None:
         request_id, entry = self._waiting.popitem(last=False)
@@ -215,6 +217,10 @@ class Scheduler:
             admitted_order=self._n_admitted,
         )
         slot.begin(work)
+        self._occupy(slot, request_id)
+
+    def _occupy(self, slot: Slot, request_id: str) -> None:
+        self._idle.take_first()
         self._running[request_id] = slot
 
     def _open(self, slot: Slot, request: GenerationRequest) -> bool:
@@ -251,7 +257,7 @@ class Scheduler:
         else:
             work.feed_again()
             slot.begin(work)
-        self._running[request_id] = slot
+        self._occupy(slot, request_id)
         return True
 
     # Phase 3: decide.
@@ -435,6 +441,7 @@ class Scheduler:
         """Take the request out of its slot."""
         work = slot.release()
         slot.last_used_tick = self._counters.ticks
+        self._idle.add(slot)
         self._broken.discard(slot.seq_id)
         del self._running[work.request.request_id]
         return work
@@ -476,6 +483,7 @@ class Scheduler:
         for slot in self._slots:
             if slot.state is not SlotState.IDLE:
                 slot.release()
+                self._idle.add(slot)
                 self._close_anyway(slot.seq_id)
 
     def _close_anyway(self, seq_id: int) -> None:

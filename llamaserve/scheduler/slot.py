@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Sequence
 
 from llamaserve.request import GenerationRequest
@@ -133,7 +134,24 @@ class Slot:
         self.state = to
 
 
-def choose_slot(slots: Sequence[Slot]) -> Slot | None:
-    """The idle slot that was used longest ago (S29), the lowest id among equals; None when all are busy."""
-    idle = [slot for slot in slots if slot.state is SlotState.IDLE]
-    return min(idle, key=lambda slot: (slot.last_used_tick, slot.seq_id), default=None)
+class IdleSlots:
+    """The idle slots, that used longest ago first (S29), the lowest id among equals."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._heap = [(slot.last_used_tick, slot.seq_id, slot) for slot in slots]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def first(self) -> Slot | None:
+        """The slot to fill next; None when all are busy."""
+        return self._heap[0][2] if self._heap else None
+
+    def take_first(self) -> None:
+        """It has a request now. Raises IndexError when there is none."""
+        heapq.heappop(self._heap)
+
+    def add(self, slot: Slot) -> None:
+        """It is idle again."""
+        heapq.heappush(self._heap, (slot.last_used_tick, slot.seq_id, slot))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -57,25 +57,26 @@ class Client:
 
 
 class Source:
-    """A service stream the test feeds."""
+    """A service the test feeds, or one that refuses."""
 
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
+    def __init__(self, *, refusal: Exception | None = None) -> None:
+        self._refusal = refusal
+        self._take: Callable[[Event], None] | None = None
         self.is_closed = False
 
-    async def stream(self) -> AsyncGenerator[Event, None]:
-        try:
-            while True:
-                event = await self.queue.get()
-                if isinstance(event, Exception):
-                    raise event
-                yield event
-        finally:
-            self.is_closed = True
+    def listen(self, take: Callable[[Event], None]) -> Callable[[], None]:
+        if self._refusal is not None:
+            raise self._refusal
+        self._take = take
+        return self._close
 
-    def feed(self, *events: Event | Exception) -> None:
+    def _close(self) -> None:
+        self.is_closed = True
+
+    def feed(self, *events: Event) -> None:
+        assert self._take is not None
         for event in events:
-            self.queue.put_nowait(event)
+            self._take(event)
 
 
 def text(letters: str) -> TextDelta:
@@ -96,7 +97,7 @@ def play(scene: Scene) -> None:
 
     async def main() -> None:
         client, source = Client(), Source()
-        response = EventStreamResponse(source.stream(), PlainEncoder())
+        response = EventStreamResponse(source.listen, PlainEncoder())
         task = asyncio.ensure_future(response({"type": "http"}, client.receive, client.send))
         await settle()
         await asyncio.wait_for(scene(client, source, task), timeout=30)
@@ -119,12 +120,11 @@ def test_nothing_is_sent_before_the_first_event() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("event", [QueueFull(3), Failed(QueueFull(3))], ids=["raised", "failed"])
-def test_an_error_before_the_first_event_is_raised_and_nothing_is_sent(event: Event | Exception) -> None:
+def test_an_error_before_the_first_event_is_raised_and_nothing_is_sent() -> None:
     """S49"""
 
     async def scene(client: Client, source: Source, task: asyncio.Task[None]) -> None:
-        source.feed(event)
+        source.feed(Failed(QueueFull(3)))
         with pytest.raises(QueueFull):
             await task
         assert client.sent == []
@@ -132,23 +132,56 @@ def test_an_error_before_the_first_event_is_raised_and_nothing_is_sent(event: Ev
     play(scene)
 
 
-@pytest.mark.parametrize(
-    ("event", "name"),
-    [(Failed(ContextFull("x")), "ContextFull"), (ContextFull("x"), "ContextFull"), (ValueError("x"), "ValueError")],
-    ids=["failed", "raised", "unexpected"],
-)
-def test_an_error_after_the_first_event_is_the_last_event(event: Event | Exception, name: str) -> None:
+def test_a_request_that_is_refused_is_raised_and_nothing_is_sent() -> None:
+    """S48, S49"""
+
+    async def main() -> None:
+        client = Client()
+        response = EventStreamResponse(Source(refusal=QueueFull(3)).listen, PlainEncoder())
+        with pytest.raises(QueueFull):
+            await response({"type": "http"}, client.receive, client.send)
+        assert client.sent == []
+
+    asyncio.run(main())
+
+
+def test_an_error_after_the_first_event_is_the_last_event() -> None:
     """S49"""
 
     async def scene(client: Client, source: Source, task: asyncio.Task[None]) -> None:
         source.feed(text("a"))
         await settle()
-        source.feed(event)
+        source.feed(Failed(ContextFull("x")), text("too late"))
         await task
-        assert client.bodies == [b"a", f"ERR:{name}".encode()]
+        assert client.bodies == [b"a", b"ERR:ContextFull"]
         assert client.sent[-1]["more_body"] is False
 
     play(scene)
+
+
+def test_an_event_that_cannot_be_encoded_ends_its_stream_with_an_error() -> None:
+    """S66: what hands the events over goes on with those of others."""
+
+    class Broken(PlainEncoder):
+        def encode_text(self, delta: TextDelta) -> bytes:
+            if delta.text == "b":
+                raise ValueError("x")
+            return super().encode_text(delta)
+
+    async def main() -> None:
+        client, source = Client(), Source()
+        task = asyncio.ensure_future(
+            EventStreamResponse(source.listen, Broken())({"type": "http"}, client.receive, client.send)
+        )
+        await settle()
+        source.feed(text("a"))
+        await settle()
+        source.feed(text("b"))
+        await task
+        assert client.bodies == [b"a", b"ERR:ValueError"]
+        assert source.is_closed
+
+    asyncio.run(main())
 
 
 def test_an_error_after_text_that_is_held_back_is_still_an_event() -> None:

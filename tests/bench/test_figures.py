@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from bench.conversations import OURS_OFF as CONVERSATIONS_OFF
-from bench.conversations import Held, all_rounds, require_engaged
+from bench.conversations import Held, require_engaged
 from bench.decode import texts_equal
-from bench.harness.arms import LLAMASERVE, Arm
+from bench.harness.arms import LLAMASERVE
 from bench.harness.figures import (
     computed_prompt_tokens,
     decode_rate,
@@ -107,30 +107,6 @@ def test_conversations_with_a_hit_are_no_figure_of_a_cache_that_is_off() -> None
     with pytest.raises(NotEngaged, match="a cache that is off"):
         require_engaged(CONVERSATIONS_OFF, held(0.5))
     require_engaged(CONVERSATIONS_OFF, held(0.0))
-
-
-def test_conversations_without_a_cache_are_held_in_the_first_round_only() -> None:
-    results = all_rounds(3, lambda _arm, _round_number: held(0.5), [])
-    assert {name: len(rounds) for name, rounds in results.items()} == {
-        "llamaserve": 3,
-        "llama-server": 3,
-        "llama-server, per slot": 3,
-        "llamaserve, cache off": 1,
-        "llama-server, cache off": 1,
-    }
-
-
-def test_conversations_whose_cache_fails_in_a_later_round_have_no_figure() -> None:
-    turns = iter(range(100))
-
-    def run_one(arm: Arm, _round_number: int) -> Held:
-        if arm is LLAMASERVE and next(turns) > 0:
-            raise NotEngaged("no prompt token came from a cache")
-        return held(0.5)
-
-    not_engaged: list[str] = []
-    assert "llamaserve" not in all_rounds(3, run_one, not_engaged)
-    assert not_engaged == ["llamaserve: no prompt token came from a cache"]
 
 
 def burst(computed: int) -> Burst:

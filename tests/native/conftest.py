@@ -10,7 +10,13 @@ import pytest
 from llamaserve.config import EngineConfig, Profile
 from llamaserve.engine.native import NativeEngine
 from llamaserve.models import resolve
-from tests.native.tiny_models import write_dense_model, write_recurrent_model, write_sliding_window_model
+from tests.native.faults import Streams
+from tests.native.tiny_models import (
+    write_dense_model,
+    write_hybrid_model,
+    write_recurrent_model,
+    write_sliding_window_model,
+)
 
 LoadEngine = Callable[..., NativeEngine]
 
@@ -28,6 +34,11 @@ def sliding_window_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recurrent_model(tmp_path_factory.mktemp("models") / "recurrent.gguf")
+
+
+@pytest.fixture(scope="session")
+def hybrid_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hybrid_model(tmp_path_factory.mktemp("models") / "hybrid.gguf")
 
 
 @pytest.fixture(scope="session")
@@ -56,3 +67,11 @@ def load() -> Generator[LoadEngine, None, None]:
 def parity_engine(load: LoadEngine, dense_model: Path) -> NativeEngine:
     """A tiny dense model whose sequences do not depend on their neighbours."""
     return load(dense_model, profile=Profile.PARITY)
+
+
+@pytest.fixture
+def streams(parity_engine: NativeEngine) -> Streams:
+    """Four sequences that run side by side."""
+    streams = Streams(parity_engine)
+    streams.start()
+    return streams

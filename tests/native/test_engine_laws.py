@@ -10,7 +10,7 @@ from tests.engine_laws import FINAL_LAWS, LAWS, Law, close_all
 from tests.native.conftest import LoadEngine
 
 
-@pytest.mark.parametrize("kind", ["dense_model", "sliding_window_model", "recurrent_model"])
+@pytest.mark.parametrize("kind", ["dense_model", "sliding_window_model", "recurrent_model", "hybrid_model"])
 def test_the_native_engine_obeys_every_law(load: LoadEngine, kind: str, request: pytest.FixtureRequest) -> None:
     """E2–E4, E10, E12, E13, S40, S56, S62, K26, K126."""
     engine = load(request.getfixturevalue(kind), profile=Profile.PARITY, n_slots=3)
@@ -32,6 +32,7 @@ def test_a_shut_down_engine_obeys_the_last_laws(load: LoadEngine, dense_model: o
         ("dense_model", MemoryKind.KV),
         ("sliding_window_model", MemoryKind.SLIDING_WINDOW),
         ("recurrent_model", MemoryKind.RECURRENT),
+        ("hybrid_model", MemoryKind.HYBRID),
     ],
 )
 def test_the_memory_kind_is_the_models_nature(

@@ -66,6 +66,30 @@ def test_a_parked_prefix_continues_like_a_cold_prompt(dense_model: Path) -> None
     assert engine.used_cells() == len(PROMPT) + 6
 
 
+def test_a_prefix_parked_after_a_step_was_taken_back_continues_like_a_cold_prompt(dense_model: Path) -> None:
+    """L25, K109: the cells of the step that ran ahead are not in it."""
+    engine = make_engine(dense_model)
+    engine.open(0, **GREEDY)
+    first = engine.batch_eval_sample([], [(0, PROMPT, True)])[0].token
+    expected = [first, *draw(engine, 0, 6)]
+    engine.close(0)
+
+    engine.open(0, **GREEDY)
+    engine.batch_eval_sample([], [(0, PROMPT, True)])
+    for _ in range(2):
+        engine.collect(engine.submit([0], ahead=True))
+    assert engine.ahead_rows == [0]
+    engine.memory_seq_cp(0, 200)
+    assert engine.ahead_rows == ()
+    assert engine.memory_seq_length(200) == engine.memory_seq_length(0) == len(PROMPT) + 2
+    engine.close(0)
+
+    engine.open(1, **GREEDY)
+    engine.memory_seq_cp(200, 1)
+    row = engine.batch_eval_sample([], [(1, expected[2:3], True)])[0]
+    assert [row.token, *draw(engine, 1, 3)] == expected[3:]
+
+
 def test_a_removed_tail_is_computed_again_with_the_same_result(dense_model: Path) -> None:
     """F5."""
     engine = make_engine(dense_model)

@@ -125,6 +125,39 @@ def write_recurrent_model(path: Path) -> Path:
     return _write(writer, path)
 
 
+def write_hybrid_model(path: Path) -> Path:
+    """A hybrid model (lfm2) over single bytes: a short convolution with a state of its own, then an attention layer."""
+    n_conv = 3
+    heads_kv = [0, N_HEADS_KV]  # no heads: a convolution
+    writer = gguf.GGUFWriter(path, "lfm2")
+    random = np.random.default_rng(19)
+    writer.add_name("tiny hybrid")
+    writer.add_context_length(N_CTX_TRAIN)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_block_count(len(heads_kv))
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(heads_kv)
+    writer.add_uint32("lfm2.shortconv.l_cache", n_conv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    _add_byte_vocabulary(writer)
+    _add_matrix(writer, random, "token_embd", N_VOCAB, N_EMBD)
+    writer.add_tensor("token_embd_norm.weight", np.ones(N_EMBD, dtype=np.float32))
+    for layer, n_heads_kv in enumerate(heads_kv):
+        block = f"blk.{layer}"
+        if n_heads_kv == 0:
+            writer.add_tensor(f"{block}.attn_norm.weight", np.ones(N_EMBD, dtype=np.float32))
+            _add_matrix(writer, random, f"{block}.shortconv.in_proj", 3 * N_EMBD, N_EMBD)
+            _add_matrix(writer, random, f"{block}.shortconv.conv", N_EMBD, n_conv)
+            _add_matrix(writer, random, f"{block}.shortconv.out_proj", N_EMBD, N_EMBD)
+        else:
+            _add_attention(writer, random, block)
+            for norm in ("attn_q_norm", "attn_k_norm"):
+                writer.add_tensor(f"{block}.{norm}.weight", np.ones(HEAD_DIM, dtype=np.float32))
+        _add_feed_forward(writer, random, block)
+    return _write(writer, path)
+
+
 def write_encoder_model(path: Path) -> Path:
     """The header of an encoder-decoder (t5): enough to be refused."""
     writer = gguf.GGUFWriter(path, "t5")

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -124,11 +125,10 @@ class OpenAIRoutes:
         prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, request_id, body))
         del body  # up to megabytes, which the answer does not need
         head = AnswerHead(request_id, int(time.time()), service.model_name, self._system_fingerprint)
-        events = service.stream(prepared.generation)
         if prepared.is_streamed:
             encoder = ChunkEncoder(endpoint.chunks, head, has_usage_chunk=prepared.wants_usage_chunk)
-            return EventStreamResponse(events, encoder)
-        outcome = await until_disconnect(request.receive, _collect(events))
+            return EventStreamResponse(partial(service.listen, prepared.generation), encoder)
+        outcome = await until_disconnect(request.receive, _collect(service.stream(prepared.generation)))
         if isinstance(outcome, _Broken):
             return error_response(outcome.error, has_spent_tokens=outcome.n_tokens > 0)
         return _json(endpoint.answer(head, outcome.text, outcome.finished))

@@ -15,6 +15,7 @@ def check(scheduler: Scheduler) -> None:
             _check_work(scheduler, slot, slot.work)
     busy = {slot.seq_id for slot in scheduler._slots if slot.work is not None}
     assert {slot.seq_id for slot in scheduler._running.values()} == busy
+    assert len(scheduler._idle) == len(scheduler._slots) - len(busy)
     preempted = set(scheduler._preempted)
     assert not scheduler._running.keys() & (scheduler._waiting.keys() | preempted)
     assert not scheduler._waiting.keys() & preempted

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from llamaserve.request import GenerationRequest
-from llamaserve.scheduler.slot import LEGAL_MOVES, Slot, SlotState, Work, choose_slot
+from llamaserve.scheduler.slot import LEGAL_MOVES, IdleSlots, Slot, SlotState, Work
 
 
 def work() -> Work:
@@ -49,18 +49,28 @@ def test_an_idle_slot_has_no_work_to_ask_for() -> None:
         _ = Slot(3).working
 
 
-def test_the_idle_slot_used_longest_ago_is_chosen() -> None:
-    """S29."""
+def test_the_idle_slot_used_longest_ago_is_filled_next() -> None:
+    """S29; of equals the one with the lowest id."""
     slots = [Slot(seq_id) for seq_id in range(4)]
-    slots[0].begin(work())
-    slots[1].last_used_tick = 9
-    slots[2].last_used_tick = 5
-    slots[3].last_used_tick = 5
-    assert choose_slot(slots) is slots[2]
+    for slot, tick in zip(slots, (3, 9, 5, 5), strict=True):
+        slot.last_used_tick = tick
+    idle = IdleSlots(slots)
+    order = []
+    while (slot := idle.first()) is not None:
+        order.append(slot.seq_id)
+        idle.take_first()
+    assert order == [0, 2, 3, 1]
+    assert len(idle) == 0
 
 
-def test_no_slot_is_chosen_when_all_are_busy() -> None:
-    assert choose_slot([slot_in(SlotState.PREFILLING), slot_in(SlotState.GENERATING)]) is None
+def test_a_slot_that_is_idle_again_waits_its_turn() -> None:
+    """It is used last."""
+    slots = [Slot(seq_id) for seq_id in range(2)]
+    idle = IdleSlots(slots)
+    idle.take_first()
+    slots[0].last_used_tick = 1
+    idle.add(slots[0])
+    assert idle.first() is slots[1]
 
 
 def test_the_token_drawn_last_needs_no_cell() -> None:
