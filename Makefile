@@ -2,7 +2,7 @@
 # make test    the same set-up, then every test          make check   format, lint, types, stubs, layers
 # make build   the native modules, after a change in _native; only what changed is compiled
 # make bench-peers   llama.cpp's own tools from the same source with the same flags, for bench/ to compare with
-# make sanitize   the native tests under AddressSanitizer and ThreadSanitizer (builds llama.cpp for each)
+# make sanitize   the native tests with our C++ under AddressSanitizer, then ThreadSanitizer
 # make wheel   sdist and wheel into dist/                make clean   removes what was built, keeps .venv and vendor
 #
 # CMAKE_ARGS reaches llama.cpp: CMAKE_ARGS="-DGGML_CUDA=ON" make build
@@ -45,13 +45,10 @@ bench-peers: build $(VENV)/.bench-ready
 	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" $(CMAKE_ARGS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/peers --target llama-batched-bench llama-server
 
-# GCC's sanitizers, each with a build of its own beside the usual one.
 sanitize: sanitize-address sanitize-thread
 
 sanitize-%: build $(VENV)/.test-ready
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/$* -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLAMASERVE_SANITIZE=$* \
-	  -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -Dpybind11_DIR="$$($(BIN)/python -m pybind11 --cmakedir)" $(CMAKE_ARGS)
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$* --target _engine _hot
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native --target _engine_$*
 	$(BIN)/python tests/sanitized.py $*
 
 wheel: $(VENV)/.test-ready

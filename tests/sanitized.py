@@ -1,4 +1,6 @@
-"""Run native tests on a build with a sanitizer: python tests/sanitized.py address|thread (make sanitize).
+"""Run native tests with our C++ under a sanitizer: python tests/sanitized.py address|thread (make sanitize).
+
+llama.cpp itself is that of the usual build, without one: its heap is watched, its own reads and writes are not.
 
 The sanitizer's library must be loaded before Python itself, so this starts a second Python with it. Leaks are not
 looked for: Python keeps much until it ends.
@@ -32,13 +34,14 @@ TESTS = (
 
 
 def package(sanitizer: str) -> Path:
-    """The package with the modules of the sanitizer's build, as a folder to import from."""
-    build = ROOT / "build" / sanitizer
+    """The package with the sanitizer's module in it, as a folder to import from."""
+    build = ROOT / "build" / "native" / "_native" / sanitizer
     folder = build / "site"
     shutil.rmtree(folder, ignore_errors=True)
-    ignored = shutil.ignore_patterns("*.so", "__pycache__")
-    shutil.copytree(ROOT / "llamaserve", folder / "llamaserve", ignore=ignored)
-    for module in (build / "_native").glob("*.so"):
+    shutil.copytree(
+        ROOT / "llamaserve", folder / "llamaserve", ignore=shutil.ignore_patterns("_engine.*.so", "__pycache__")
+    )
+    for module in build.glob("_engine.*.so"):
         shutil.copy(module, folder / "llamaserve")
     return folder
 
