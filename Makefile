@@ -1,5 +1,5 @@
 # make serve   everything from nothing: environment, build, default model, server on http://127.0.0.1:8080
-# make test    the same set-up, then every test          make check   format, lint, types, stubs, layers
+# make test    the same set-up, then the tests          make check   format, lint, types, stubs, layers
 # make build   the native modules, after a change in _native; only what changed is compiled
 # make bench-peers   llama.cpp's own tools from the same source with the same flags, for bench/ to compare with
 # make sanitize   the native tests with our C++ under AddressSanitizer, then ThreadSanitizer

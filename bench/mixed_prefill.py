@@ -55,7 +55,7 @@ LONG_STEP = 100
 N_SHORT_ANSWER = 64
 N_LONG_ANSWER = 16
 ROUNDS = 3
-LONG_SECONDS = 140.0
+LONG_SECONDS = 110.0
 """What all runs of the long case may take together, so that the scenario ends in five minutes."""
 QUICK_SECONDS = 10.0
 TOGETHER = 1.25

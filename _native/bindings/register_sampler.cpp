@@ -1,4 +1,4 @@
-// RowSampler by itself: for tests that compare it with the plain chain, and for its benchmark.
+// RowSampler by itself: for tests that compare it with the plain chain.
 #include <pybind11/stl.h>
 
 #include "register.h"
@@ -48,7 +48,7 @@ private:
 }  // namespace
 
 void register_sampler(py::module_ & m) {
-    py::class_<TestSampler>(m, "RowSampler", "Draws the tokens of one sequence; for tests and benchmarks.")
+    py::class_<TestSampler>(m, "RowSampler", "Draws the tokens of one sequence; for tests.")
         .def(py::init([](std::shared_ptr<Model> model, bool whole_vocabulary, float temperature, int32_t top_k,
                          float top_p, float min_p, std::optional<uint32_t> seed, float repeat_penalty,
                          int32_t repeat_last_n, float frequency_penalty, float presence_penalty, bool ignore_eos,

@@ -7,10 +7,11 @@
 
 namespace llamaserve {
 
-// Set by the caller's thread, read by the worker's in the middle of a step.
+// Set by the caller's thread before it gives a job, taken away by the worker at the end of it; read by the worker in the
+// middle of a step.
 class AbortSwitch {
 public:
-    // The flag of the step that runs; null = none. The caller keeps it alive until it sets another.
+    // The flag of the step that runs; null = none. It must live until it is taken away.
     void watch(const CancelFlag * flag) noexcept { flag_.store(flag, std::memory_order_release); }
     // Stops whatever runs, whatever the flag says, until taken back.
     void stop_all(bool stop) noexcept { stop_all_.store(stop, std::memory_order_relaxed); }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "error.h"
 #include "llama_log.h"
@@ -20,6 +21,7 @@ Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
 
     sequences_.resize(sizes_.n_slots);
     ahead_rows_.reserve(sizes_.n_slots);
+    handover_.broken.reserve(sizes_.n_slots);
     run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *model_, sequences_, abort_, sizes_.n_batch,
                                      options.n_threads_batch);
     if (memory_->can_rewind()) {
@@ -136,7 +138,11 @@ std::shared_ptr<SuspendedSequence> Engine::suspend(llama_seq_id seq_id, size_t m
     }
     auto suspended = std::make_shared<SuspendedSequence>();
     if (!sequence.is_recomputing() && memory_->state_size(seq_id) <= max_bytes) {
-        suspended->state = memory_->save(seq_id);
+        try {
+            suspended->state = memory_->save(seq_id);
+        } catch (const std::bad_alloc &) {  // then its tokens are computed again
+            suspended->state.clear();
+        }
     }
     sequence.n_recompute = suspended->state.empty() ? std::max(sequence.n_past, sequence.n_recompute) : 0;
     suspended->sequence  = std::move(sequence);
@@ -278,7 +284,6 @@ std::vector<RowOutput> Engine::collect(int64_t ticket) {
     }
     await_job();
     is_outstanding_ = false;
-    abort_.watch(nullptr);
     flag_.reset();
     return std::move(handover_.outputs);
 }
@@ -333,6 +338,7 @@ void Engine::run_rest_of_step() {
 }
 
 void Engine::hand_over() {
+    abort_.watch(nullptr);  // the caller may drop the flag as soon as it has the outputs; what runs ahead has none yet
     has_decoded_ahead_   = false;
     handover_.lost       = run_->lost();
     handover_.runs_ahead = wants_ahead_ && handover_.lost.empty() && memory_->can_rewind() && run_->all_rows_go_on();
@@ -355,6 +361,7 @@ void Engine::run_ahead() {
 }
 
 void Engine::take_back() {
+    abort_.watch(nullptr);
     if (has_decoded_ahead_) {
         run_->take_back_ahead();
     }

@@ -1,8 +1,8 @@
 // A model with its context: open sequences, run steps on the worker, close them.
 //
 // Threads: one caller (the scheduler thread) and one worker. Sequences and memory are touched by the worker while it
-// computes and by the caller otherwise; every public call but `submit` and `collect` first waits for the worker and takes
-// back what it computes ahead, so the two never meet. libllama aborts the process on bad input: everything is checked
+// computes and by the caller otherwise; every call that touches them, but `submit` and `collect`, first waits for the
+// worker and takes back what it computes ahead, so the two never meet. libllama aborts the process on bad input: everything is checked
 // before the call.
 //
 // Lookahead: a step submitted with `ahead` whose rows all go on is followed at once by a decode of the same rows, while

@@ -60,10 +60,12 @@ void RowSampler::fill_candidates(const float * logits) {
 }
 
 // At most m logits move, so of the k + m largest at least k stay where they are: whatever is below those cannot be among
-// the k likeliest. False where that is not worth it, or where two of them are equal: llama.cpp's sort says which of equal
-// tokens comes first by where they stand among all.
+// the k likeliest. False where that is not worth it, or where two of them, or the last and the one below it, are equal:
+// llama.cpp's sort says which of equal tokens comes first by where they stand among all. The likeliest token alone is the
+// first of equals in both.
 bool RowSampler::fill_likeliest(const float * logits) {
-    const size_t n = (size_t) n_likeliest_ + biased_.size() + penalised_.size();
+    const bool   is_one = n_likeliest_ == 1;
+    const size_t n      = (size_t) n_likeliest_ + biased_.size() + penalised_.size() + (is_one ? 0 : 1);
     if (n_likeliest_ <= 0 || n > (size_t) (n_vocab_ / n_vocab_per_candidate)) {
         return false;
     }
@@ -80,7 +82,7 @@ bool RowSampler::fill_likeliest(const float * logits) {
     for (const llama_token id : ids_) {
         candidates_.push_back({id, logits[id], 0.0f});
     }
-    return n_likeliest_ == 1 || !has_equal_logits();
+    return is_one || !has_equal_logits();
 }
 
 bool RowSampler::has_equal_logits() {

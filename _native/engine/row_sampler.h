@@ -2,7 +2,7 @@
 //
 // The result is that of its llama.cpp chain over the whole vocabulary. Where the chain begins with a choice of the k
 // likeliest, only those candidates are handed to it that can be among them: the k largest logits, and the tokens whose
-// logits the chain itself moves (biases, penalties). bench/sampling.py has what that gains.
+// logits the chain itself moves (biases, penalties).
 #pragma once
 
 #include <deque>

@@ -23,7 +23,7 @@ private:
 
 const std::vector<PromptPiece> no_pieces;
 
-constexpr int64_t least_parallel_logits = 200'000;  // below this rows draw faster one after the other: bench/sampling.py
+constexpr int64_t least_parallel_logits = 200'000;  // about 40 us of drawing: below, waking the others costs more
 
 }  // namespace
 
@@ -83,11 +83,15 @@ void StepRun::draw_ahead() {
 }
 
 void StepRun::take_back_ahead() {
-    for (size_t row = 0; row < outputs_.size(); row++) {
-        if (!rewind(outputs_[row].seq_id, row_starts_[row])) {
-            forget(row);
-            sequence(row).broken = "a step that ran ahead could not be taken back";
+    try {
+        for (size_t row = 0; row < outputs_.size(); row++) {
+            if (!rewind(outputs_[row].seq_id, row_starts_[row])) {
+                forget(row);
+                sequence(row).broken = "a step that ran ahead could not be taken back";
+            }
         }
+    } catch (...) {
+        lose("the engine failed while it took a step back");
     }
 }
 

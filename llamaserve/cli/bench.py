@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -94,16 +95,28 @@ def _view(is_quiet: bool) -> Iterator[View]:
 
 
 def _show(plan: Plan, run: Run, output: OutputFlags, *, started: str, was_interrupted: bool) -> None:
-    """Files first: they must not be lost to a closed pipe."""
+    """Files first: they must not be lost to a closed pipe. Raises ConfigError, when all was shown, for a file that
+    could not be written."""
     sections = report(plan, run.model, run.points)
+    unwritten: list[OSError] = []
     if output.json_path is not None:
         document = record(
             plan, run.model, run.points, version=__version__, started=started, interrupted=was_interrupted
         )
-        output.json_path.write_bytes(document)
+        unwritten += _write(output.json_path, document)
     if output.markdown_path is not None:
-        output.markdown_path.write_text(markdown(sections), encoding="utf-8")
+        unwritten += _write(output.markdown_path, markdown(sections).encode())
     print_sections(Console(), sections)
+    if unwritten:
+        raise ConfigError(f"not written: {'; '.join(str(error) for error in unwritten)}")
+
+
+def _write(path: Path, data: bytes) -> list[OSError]:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        return [error]
+    return []
 
 
 def _has_failures(points: Sequence[Point]) -> bool:

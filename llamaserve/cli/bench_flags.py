@@ -26,7 +26,7 @@ _WORK = Workload()
 _PLAN = Plan("http://127.0.0.1")
 
 # What the sender sets itself; another value would be lost or break the counting.
-_OWN_HEADERS = frozenset(("accept", "accept-encoding", "authorization", "content-length", "content-type"))
+_OWN_HEADERS = frozenset(("accept", "accept-encoding", "authorization", "connection", "content-length", "content-type"))
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 _load = partial(typer.Option, rich_help_panel="Load")

@@ -188,6 +188,17 @@ class Scheduler:
             except EngineDown as error:
                 self._give_up(error)  # and answers this one with all the others
                 return
+            except Exception as error:
+                if preempted is None:
+                    raise
+                self._give_back_up(preempted, error)
+
+    def _give_back_up(self, preempted: Preempted, error: Exception) -> None:
+        """A request that cannot come back ends; the others go on."""
+        request_id = preempted.work.request.request_id
+        _logger.error("request %s could not come back", request_id, exc_info=error)
+        self._preempted.pop(request_id)
+        self._answer(request_id, Failed(_as_ours(error)))
 
     def _slot_to_fill(self) -> Slot | None:
         """A slot for whoever is next in line; None when nobody is or can begin."""
@@ -417,9 +428,9 @@ class Scheduler:
                 suspended = self._engine.suspend(slot.seq_id, self._preempted.n_bytes_left)
             else:
                 self._engine.close(slot.seq_id)
-        except LlamaServeError as error:
+        except Exception as error:
             _logger.exception("sequence %d could not give its place up", slot.seq_id)
-            self._end(slot, Failed(error))
+            self._end(slot, Failed(_as_ours(error)))
             return
         work = self._vacate(slot)
         self._counters.preemptions += 1

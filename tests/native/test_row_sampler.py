@@ -81,6 +81,23 @@ def test_equal_logits_do_not_change_that(model: _engine.Model, name: str) -> Non
         assert few.draw(logits) == whole.draw(logits)
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"repeat_penalty": 1.3}, {"temperature": 0.0}], ids=["plain", "penalties", "greedy"]
+)
+def test_a_tie_for_the_last_place_is_decided_as_by_the_chain(model: _engine.Model, changes: dict[str, Any]) -> None:
+    """39 tokens are ahead of all others, and three are equal behind them."""
+    changes = {"top_p": 1.0, "min_p": 0.0} | changes
+    few = sampler(model, changes, whole_vocabulary=False)
+    whole = sampler(model, changes, whole_vocabulary=True)
+    random = np.random.default_rng(5)
+    for _ in range(N_DRAWS):
+        logits = np.full(model.n_tokens, -20.0, dtype=np.float32)
+        ids = random.choice(model.n_tokens, 42, replace=False)
+        logits[ids[:39]] = np.linspace(2.0, 3.0, 39, dtype=np.float32)
+        logits[ids[39:]] = 1.9
+        assert few.draw(logits) == whole.draw(logits)
+
+
 def test_a_ban_wins_over_a_bias_of_the_same_token(model: _engine.Model) -> None:
     """``ignore_eos`` beside a bias that would have brought the end."""
     eos = next(token for token in range(model.n_tokens) if model.is_eog(token))
