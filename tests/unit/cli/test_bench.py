@@ -241,6 +241,7 @@ def test_a_server_without_usage_is_told(run: Run, server: OwnServer) -> None:
         (["http://a", "--header", "a b: c"], ["a b: c", "Name: value"]),
         (["http://a", "--header", "X: a\nb"], ["--header X", "printable"]),
         (["http://a", "--header", "Authorization: x"], ["Authorization", "--api-key"]),
+        (["http://a", "--header", "Connection: keep-alive"], ["Connection", "itself"]),
         (["http://a", "--api-key", "ключ"], ["API key", "ASCII"]),
         (["http://a", "--json", "no-such-folder/out.json"], ["no-such-folder/out.json", "folder that exists"]),
         (["http://a", "--markdown", "."], [".", "must be a file"]),
@@ -256,6 +257,19 @@ def test_wrong_usage_ends_with_2_and_names_value_and_limit(
     said = " ".join(ended.err.replace("│", " ").split())
     for word in words:
         assert word in said
+
+
+def test_a_file_that_cannot_be_written_does_not_lose_the_figures(
+    run: Run, server: OwnServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, _data: bytes) -> int:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    ended = run("bench", server.url, *QUICK, "--json", str(tmp_path / "out.json"))
+    assert ended.code == 1
+    assert "TTFT" in ended.out
+    assert "No space left on device" in ended.err
 
 
 def test_a_key_is_never_quoted(run: Run) -> None:
