@@ -149,6 +149,8 @@ class OutputFlags:
 
     def check_paths(self) -> None:
         """Notice before the run what could not be written after it. Raises ConfigError."""
+        if self.json_path is not None and self.json_path == self.markdown_path:
+            raise ConfigError(f"--json and --markdown are both {str(self.json_path)!r}: one would overwrite the other")
         for flag, path in (("--json", self.json_path), ("--markdown", self.markdown_path)):
             if path is None:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,13 +32,17 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""Tokens; a server that counts more is broken, and sums of its numbers would be too."""
+
+
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 

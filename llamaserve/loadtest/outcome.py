@@ -24,8 +24,9 @@ class Failure:
 
     @classmethod
     def because(cls, kind: Kind, detail: str) -> Failure:
-        """A failure whose detail is put on one line and shortened."""
-        line = " ".join(detail.split())
+        """A failure whose detail is put on one line and shortened; what a server sent must not steer a terminal."""
+        printable = "".join(letter if letter.isprintable() or letter.isspace() else "\ufffd" for letter in detail)
+        line = " ".join(printable.split())
         return cls(kind, line if len(line) <= MAX_DETAIL else line[: MAX_DETAIL - 1] + "…")
 
 

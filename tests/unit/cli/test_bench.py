@@ -245,6 +245,7 @@ def test_a_server_without_usage_is_told(run: Run, server: OwnServer) -> None:
         (["http://a", "--api-key", "ключ"], ["API key", "ASCII"]),
         (["http://a", "--json", "no-such-folder/out.json"], ["no-such-folder/out.json", "folder that exists"]),
         (["http://a", "--markdown", "."], [".", "must be a file"]),
+        (["http://a", "--json", "same", "--markdown", "same"], ["'same'", "overwrite"]),
         ([], ["URL"]),
     ],
 )

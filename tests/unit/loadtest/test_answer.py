@@ -97,6 +97,9 @@ def test_an_error_event_is_told_with_its_words(bad: Event) -> None:
         b'{"choices": [], "usage": {"prompt_tokens": "three"}}',
         b'{"choices": [{"text": "\xff"}]}',
         b'{"choices": ' + b"[" * 100_000,
+        b'{"usage": {"prompt_tokens": 1e400}}',
+        b'{"usage": {"prompt_tokens": -1}}',
+        b'{"usage": {"completion_tokens": 1' + b"0" * 400 + b"}}",
     ],
 )
 def test_data_that_is_no_chunk_is_refused(data: bytes) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from llamaserve.loadtest.load import ClosedLoad, OpenLoad
-from llamaserve.loadtest.outcome import Outcome
+from llamaserve.loadtest.outcome import Failure, Outcome
 from llamaserve.loadtest.plan import Plan
 from llamaserve.loadtest.record import record
 from llamaserve.loadtest.render import markdown, print_sections
@@ -227,3 +227,9 @@ def test_a_terminal_gets_a_bar_that_leaves_nothing_behind() -> None:
     assert "1/3" in shown
     assert "1 failed" in shown
     assert shown.endswith("\x1b[1A\x1b[2K")
+
+
+def test_what_a_server_sent_does_not_steer_the_terminal() -> None:
+    """Its bytes are quoted in the table of failures."""
+    failure = Failure.because("status", "500: \x00\x1b[31m\u202ered\nline")
+    assert failure.detail == "500: \ufffd\ufffd[31m\ufffdred line"
