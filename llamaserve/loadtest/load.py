@@ -9,6 +9,9 @@ from llamaserve.errors import ConfigError
 
 MAX_CONCURRENCY = 10_000
 
+LEAST_RATE = 0.001  # one in a quarter of an hour: nobody waits longer for a second request
+MOST_RATE = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoad:
@@ -68,7 +71,10 @@ def parse_rates(text: str) -> tuple[OpenLoad, ...]:
             value = float(part)
         except ValueError:
             value = math.nan
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{text!r} has {part.strip()!r}: a rate is a number of requests a second above 0")
+        if not LEAST_RATE <= value <= MOST_RATE:
+            raise ConfigError(
+                f"{text!r} has {part.strip()!r}: a rate is a number of requests a second "
+                f"from {LEAST_RATE} to {MOST_RATE}"
+            )
         loads.append(OpenLoad(value))
     return tuple(loads)

@@ -30,6 +30,8 @@ OWN_FIELDS = frozenset(
 )
 """Fields of the body that have their own flag or that the counting rests on."""
 
+MOST_TOKENS = 10_000_000  # more than any model reads or writes; the words of a prompt are made in memory
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -48,10 +50,11 @@ class Workload:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.input_tokens < 1:
-            raise ConfigError(f"input tokens are {self.input_tokens}: there must be at least 1")
-        if self.output_tokens < 1:
-            raise ConfigError(f"output tokens are {self.output_tokens}: there must be at least 1")
+        for name, value in (("input", self.input_tokens), ("output", self.output_tokens)):
+            if value < 1:
+                raise ConfigError(f"{name} tokens are {value}: there must be at least 1")
+            if value > MOST_TOKENS:
+                raise ConfigError(f"{name} tokens are {value}: there must be at most {MOST_TOKENS}")
         if not 0 <= self.shared_prefix_tokens < self.input_tokens:
             raise ConfigError(
                 f"shared prefix tokens are {self.shared_prefix_tokens}: they are part of the {self.input_tokens} "
