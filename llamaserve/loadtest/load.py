@@ -9,7 +9,7 @@ from llamaserve.errors import ConfigError
 
 MAX_CONCURRENCY = 10_000
 
-LEAST_RATE = 0.001  # one in a quarter of an hour: nobody waits longer for a second request
+LEAST_RATE = 0.001  # a request in a quarter of an hour: who asks for less means something else
 MOST_RATE = 100_000
 
 
