@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ARMS: tuple[Arm, ...] = (LLAMASERVE, LLAMA_SERVER)
 ROUNDS = 3
 N_PROMPT = 20
-GREEDY = {"ignore_eos": True, "temperature": 0}
+EXACT_GREEDY = {"ignore_eos": True, "temperature": 0}
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def run(running: Running, load: Load, seed: int, vocabulary: int) -> Stall:
 
 
 def _call(prompt: list[int], n_tokens: int, label: str) -> Call:
-    return Call({"prompt": prompt, "max_tokens": n_tokens, **GREEDY}, expected_tokens=n_tokens, label=label)
+    return Call({"prompt": prompt, "max_tokens": n_tokens, **EXACT_GREEDY}, expected_tokens=n_tokens, label=label)
 
 
 Results = Mapping[str, Sequence[Stall]]

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from llamaserve.loadtest.outcome import KINDS, Outcome
 from llamaserve.loadtest.slo import Slo
 
-__all__ = ["Distribution", "Goodput", "Slo", "Summary", "summarise"]
-
 
 @dataclass(frozen=True, slots=True)
 class Distribution:

@@ -37,7 +37,7 @@ class SchedulerStats:
     """Those of them whose prompt is being computed."""
     idle_slots: int
     queue_depth: int
-    """Requests that wait for a slot."""
+    """Requests that wait for a slot, as of the last tick: one that came during a step is not seen before the next."""
     n_slots: int
     n_batch: int
     n_ctx: int
