@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from bench.harness.arms import LLAMA_SERVER, LLAMASERVE, Arm
 from bench.harness.engagement import require_reuse
@@ -24,7 +24,7 @@ from bench.harness.options import read_options
 from bench.harness.prompts import shared_prefix_prompts
 from bench.harness.ratio import paired
 from bench.harness.report import Report, Table, publish
-from bench.harness.rounds import NotEngaged, alternate_later
+from bench.harness.rounds import NotEngaged, alternate
 from bench.harness.serving import Running, Setting, serving
 from bench.harness.streams import warm_up
 from llamaserve.loadtest.call import Call
@@ -40,12 +40,10 @@ N_PREFIX = 1500
 N_SUFFIX = 20
 N_GENERATED = 8
 N_CTX = 16_384  # eight whole prompts fit, for servers that share nothing
-ROUNDS = 2  # a burst that shares nothing takes a minute on two slow cores
+ROUNDS = 2  # a burst that shares nothing takes more than a minute on two slow cores
 QUICK_PREFIX = 200
 
-NO_CACHE: Mapping[str, Any] = {"cache_prompt": False}
-OURS_OFF = replace(LLAMASERVE, name="llamaserve, cache off", body=NO_CACHE)
-ARMS = (LLAMASERVE, LLAMA_SERVER, OURS_OFF)
+ARMS = (LLAMASERVE, LLAMA_SERVER)
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,12 @@ class Bursts:
     """The first burst over a prefix, and the next."""
 
     cold: Burst
-    warm: Burst | None
-    """None where there is no cache: it would be as the first."""
+    warm: Burst
 
     @property
     def by_name(self) -> dict[str, Burst]:
-        """Those that were sent."""
-        return {"cold": self.cold} if self.warm is None else {"cold": self.cold, "warm": self.warm}
+        """Both."""
+        return {"cold": self.cold, "warm": self.warm}
 
     @property
     def shared(self) -> bool:
@@ -101,15 +98,13 @@ def main() -> None:
         prompts = shared_prefix_prompts(2 * REQUESTS, n_prefix, N_SUFFIX, round_number, vocabulary)
         with serving(arm, setting) as running:
             warm_up(running, SLOTS, N_SUFFIX, vocabulary)
-            if not is_off(arm):
-                require_reuse(running, vocabulary)
-            cold = send_burst(running, prompts[:REQUESTS])
-            bursts = Bursts(cold, None if is_off(arm) else send_burst(running, prompts[REQUESTS:]))
-        require_engaged(arm, bursts)
+            require_reuse(running, vocabulary)
+            bursts = Bursts(send_burst(running, prompts[:REQUESTS]), send_burst(running, prompts[REQUESTS:]))
+        require_engaged(bursts)
         return bursts
 
     not_engaged: list[str] = []
-    results = alternate_later(ARMS, (LLAMASERVE, LLAMA_SERVER), options.rounds, run_one, not_engaged)
+    results = alternate(ARMS, options.rounds, run_one, not_engaged)
     report = Report(
         scenario="shared_prefix",
         question=f"How long do {REQUESTS} requests wait that come at once over one prefix of {n_prefix} tokens, and how"
@@ -124,7 +119,6 @@ def main() -> None:
         },
         notes=[
             f"Nothing shared would be {REQUESTS * (n_prefix + N_SUFFIX)} computed tokens a burst.",
-            "With the cache off only the first burst was sent, in the first round.",
         ],
         not_engaged=not_engaged,
         results=options.results,
@@ -146,16 +140,9 @@ def send_burst(running: Running, prompts: Sequence[Sequence[int]]) -> Burst:
     return Burst(ttft.p50, ttft.max, n_prompt, computed_prompt_tokens(outcomes))
 
 
-def is_off(arm: Arm) -> bool:
-    """Whether the arm asks for no cache."""
-    return arm.body.get("cache_prompt") is False
-
-
-def require_engaged(arm: Arm, bursts: Bursts) -> None:
-    """Raises NotEngaged when what was computed speaks against taking the figures for what the arm's name says."""
-    if is_off(arm) and bursts.shared:
-        raise NotEngaged("prompt tokens came from a cache that is off")
-    if not is_off(arm) and not bursts.shared:
+def require_engaged(bursts: Bursts) -> None:
+    """Raises NotEngaged when nothing came from a cache."""
+    if not bursts.shared:
         raise NotEngaged("no prefix was shared")
 
 
@@ -178,23 +165,17 @@ def figure_table(results: Results) -> Table:
 
 
 def ratio_table(results: Results) -> Table:
-    """llamaserve, shared and not, beside the peers; cold and warm apart."""
+    """llamaserve beside the peer; cold and warm apart."""
     rows = []
-    for ours, peer in ((LLAMASERVE, LLAMA_SERVER), (OURS_OFF, LLAMA_SERVER), (LLAMASERVE, OURS_OFF)):
-        if ours.name in results and peer.name in results:
-            left, right = results[ours.name], results[peer.name]
-            cells = [ratio_text(left, right, label) for label in ("cold", "warm")]
-            rows.append([f"{ours.name} / {peer.name}", *cells])
+    if LLAMASERVE.name in results and LLAMA_SERVER.name in results:
+        ours, peer = results[LLAMASERVE.name], results[LLAMA_SERVER.name]
+        cells = [
+            str(paired(*([both.by_name[label].ttft_p50 for both in rounds] for rounds in (ours, peer))))
+            for label in ("cold", "warm")
+        ]
+        rows.append([f"{LLAMASERVE.name} / {LLAMA_SERVER.name}", *cells])
     title = "Ratios of the median TTFT, median (min..max); below 1 the first is faster"
     return Table(title, ["", "cold", "warm"], rows)
-
-
-def ratio_text(ours: Sequence[Bursts], peers: Sequence[Bursts], label: str) -> str:
-    """The ratio of the median TTFT of the bursts of that name, "-" if one of both did not send it."""
-    if label not in ours[0].by_name or label not in peers[0].by_name:
-        return "-"
-    n_rounds = min(len(ours), len(peers))  # neighbours in time: the first rounds of both
-    return str(paired(*([both.by_name[label].ttft_p50 for both in rounds[:n_rounds]] for rounds in (ours, peers))))
 
 
 def draw(figure: Figure, results: Results) -> None:
@@ -203,9 +184,8 @@ def draw(figure: Figure, results: Results) -> None:
     figure.suptitle("Eight requests at once over one long prefix: time to first token, and what is computed")
     names = list(results)[::-1]
     for offset, label in ((0.2, "cold"), (-0.2, "warm")):
-        at = [place for place, name in enumerate(names) if label in results[name][0].by_name]
-        bursts = [[both.by_name[label] for both in results[names[place]]] for place in at]
-        places = [place + offset for place in at]
+        bursts = [[both.by_name[label] for both in results[name]] for name in names]
+        places = [place + offset for place in range(len(names))]
         times.barh(places, [statistics.median(b.ttft_p50 for b in cell) for cell in bursts], height=0.38, label=label)
         computed.barh(
             places, [statistics.median(b.computed for b in cell) for cell in bursts], height=0.38, label=label

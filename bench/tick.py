@@ -26,7 +26,8 @@ from bench.harness.figures import spread
 from bench.harness.options import RESULTS, shown_command
 from bench.harness.report import Report, Table, publish
 from bench.phase_clock import ENGINE, PHASES, TICK, PhaseClock, cost_ns
-from llamaserve.config import SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.request import GenerationRequest, SamplingParams
 from llamaserve.scheduler.scheduler import Scheduler
@@ -68,16 +69,18 @@ class _Setup:
     def __init__(self, slots: int) -> None:
         # The history decides nothing here; a constant is the cheapest continuation there is.
         self.engine = FakeEngine(n_slots=slots, n_ctx=slots * 8192, n_batch=N_BATCH, continuation=lambda _: ord("a"))
-        self.scheduler = Scheduler(self.engine, SchedulerConfig(max_queue=0), lambda events: None)
+        prefixes = make_prefix_memory(self.engine, CacheConfig())
+        self.scheduler = Scheduler(self.engine, SchedulerConfig(max_queue=0), lambda events: None, prefixes)
         self._slots = slots
         self._ids = itertools.count()
 
     def fill(self, max_tokens: int | None) -> None:
         """Submit a request for each slot."""
         for _ in range(self._slots):
-            prompt = tuple(range(97, 97 + N_PROMPT))
+            number = next(self._ids)
+            prompt = (number % 251, number // 251 % 251, *range(97, 97 + N_PROMPT - 2))  # that share no prefix
             sampling = SamplingParams(ignore_eos=True)
-            self.scheduler.submit(GenerationRequest(f"r{next(self._ids)}", prompt, max_tokens, (), sampling))
+            self.scheduler.submit(GenerationRequest(f"r{number}", prompt, max_tokens, (), sampling))
 
 
 def measure_steady(slots: int, n_ticks: int) -> Ticks:

@@ -42,7 +42,8 @@ from bench.tick_tables import (
     tick_table,
 )
 from bench.timed_server import ThreadTime, TimedServer, spent_between, timed_serving
-from llamaserve.config import EngineConfig, SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from llamaserve.engine.native import NativeEngine
 from llamaserve.loadtest.call import Call
 from llamaserve.loadtest.drive import together
@@ -74,7 +75,7 @@ def run_alone(
     n_ctx, threads = setting.n_ctx, setting.threads
     engine = NativeEngine.load(EngineConfig(setting.model, n_ctx=n_ctx, n_slots=setting.slots, n_threads=threads))
     try:
-        scheduler = Scheduler(engine, SchedulerConfig(), lambda events: None)
+        scheduler = Scheduler(engine, SchedulerConfig(), lambda events: None, make_prefix_memory(engine, CacheConfig()))
         log.watch(scheduler, engine)
         rounds = {}
         for n, of_streams in prompts.items():

@@ -1,7 +1,18 @@
-"""Loops over the bytes and characters of generated text, in Cython. An object belongs to one thread at a time."""
+"""Loops over tokens, and over the bytes and characters of text, in Cython. One thread at a time uses an object."""
 
+from array import array
 from collections.abc import Sequence
 from typing import final
+
+def common_prefix(
+    a: array[int] | memoryview, b: array[int] | memoryview, a_start: int = 0, b_start: int = 0, limit: int | None = None
+) -> int:
+    """How many tokens ``a`` from ``a_start`` on and ``b`` from ``b_start`` on begin with in common, ``limit`` at most.
+
+    Copies nothing. Raises TypeError unless both are int32 buffers (``array("i")``, or a memoryview cast to it),
+    BufferError if their items do not lie side by side, ValueError if a start is not inside its buffer or the limit is
+    negative.
+    """
 
 @final
 class Utf8Stream:

@@ -14,6 +14,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that were not computed for this request."""
 
     @property
     def total_tokens(self) -> int:
@@ -23,7 +25,7 @@ class Usage:
     @classmethod
     def of(cls, finished: Finished) -> Usage:
         """The usage a finished request reports."""
-        return cls(finished.prompt_tokens, finished.completion_tokens)
+        return cls(finished.prompt_tokens, finished.completion_tokens, finished.cached_tokens)
 
 
 class CompletedTokens(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from typing import Any, TypeVar
 from llamaserve.errors import ConfigError, UnknownOption, shown
 
 FORCE_SYNC_VARIABLE = "LLAMASERVE_FORCE_SYNC"
+DEFAULT_CACHE_RAM_MIB = 512
+DEFAULT_CACHE_DISK_GIB = 10.0
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
 _INT32_MAX = 2**31 - 1  # sizes are int32 in llama.cpp
+_MAX_GIB = 2**20  # a PiB
 _MAX_CTX = 2**31 - 256  # rounded up to a multiple of 256 it is still an int32
 
 
@@ -134,6 +138,45 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """What is kept of computed prompts, and where. Raises ConfigError when a value cannot work."""
+
+    cache_prompt: bool = True
+    """Whether a request that says nothing of it reuses computed prefixes and leaves its own."""
+    cache_ram: int = DEFAULT_CACHE_RAM_MIB
+    """MiB of RAM for copies of prefixes whose cells were freed; 0 = none."""
+    cache_disk: Path | None = None
+    """Folder for such copies, which survive a restart; None = none. It is made if it is not there."""
+    cache_disk_gib: float = DEFAULT_CACHE_DISK_GIB
+    """GiB they may take in the folder; above 0."""
+    slot_prompt_similarity: float = 0.1
+    """Where slots cannot share cells: a request takes the idle slot with the longest prefix of its prompt if that is
+    more than this part of the prompt, 0 to 1; 0 = it takes the one used longest ago."""
+
+    def __post_init__(self) -> None:
+        _check_type("cache_prompt", self.cache_prompt, bool)
+        _check_between("cache_ram", self.cache_ram, 0, _INT32_MAX)
+        if self.cache_disk is not None:
+            _check_type("cache_disk", self.cache_disk, Path)
+        _check_number("cache_disk_gib", self.cache_disk_gib)
+        if not 0 < self.cache_disk_gib <= _MAX_GIB:
+            raise ConfigError(f"cache_disk_gib is {shown(self.cache_disk_gib)}: it must be above 0, at most {_MAX_GIB}")
+        _check_number("slot_prompt_similarity", self.slot_prompt_similarity)
+        if not 0 <= self.slot_prompt_similarity <= 1:
+            raise ConfigError(f"slot_prompt_similarity is {self.slot_prompt_similarity}: it must be from 0 to 1")
+
+    @property
+    def cache_ram_bytes(self) -> int:
+        """``cache_ram`` in bytes."""
+        return self.cache_ram * 2**20
+
+    @property
+    def cache_disk_bytes(self) -> int:
+        """``cache_disk_gib`` in bytes, at least 1."""
+        return max(1, int(self.cache_disk_gib * 2**30))
+
+
+@dataclass(frozen=True, slots=True)
 class HttpConfig:
     """Where and how the HTTP server listens. Raises ConfigError when a value cannot work."""
 
@@ -142,11 +185,14 @@ class HttpConfig:
     """0 lets the system choose a free port."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Largest request body."""
+    shows_slots: bool = True
+    """Whether ``GET /slots`` tells what each slot does."""
 
     def __post_init__(self) -> None:
         _check_type("host", self.host, str)
         _check_between("port", self.port, 0, 65535)
         _check_at_least("max_body_bytes", self.max_body_bytes, 1024)
+        _check_type("shows_slots", self.shows_slots, bool)
 
 
 def usable_cores() -> int:
@@ -184,6 +230,11 @@ _TYPE_NAMES = {bool: "True or False", str: "a string"}
 def _check_type(name: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
         raise ConfigError(f"{name} is {shown(value)}: it must be {_TYPE_NAMES.get(kind, f'a {kind.__name__}')}")
+
+
+def _check_number(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {shown(value)}: it must be a number")
 
 
 def _check_at_least(name: str, value: int, low: int) -> None:

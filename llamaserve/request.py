@@ -13,6 +13,7 @@ from llamaserve.errors import BadRequest, BadSampler, LlamaServeError, shown
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back, so it is bounded
 SEED_MAX = 2**32 - 2  # 2**32 - 1 is llama.cpp's LLAMA_DEFAULT_SEED, "draw one"
+MAX_NAME_LENGTH = 256  # characters of a session's name and of a salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ def _check_int_range(name: str, value: object, low: int, high: int) -> None:
 class GenerationRequest:
     """One prompt to continue.
 
-    Raises BadRequest when a field is of the wrong type, max_tokens is below 1, or a stop string is empty or too long.
+    Raises BadRequest when a field is of the wrong type, max_tokens is below 1, a stop string is empty or too long, the
+    session or the salt is too long, or a boundary is outside the prompt.
     """
 
     request_id: str
@@ -104,6 +106,14 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     """Strings that end the text; they are not part of it."""
     sampling: SamplingParams = SamplingParams()
+    cache_prompt: bool = True
+    """Whether computed prefixes are reused for it, and what it leaves may be reused by others."""
+    cache_salt: str = ""
+    """At most 256 characters; requests with different salts never reuse anything of each other."""
+    session: str | None = None
+    """The conversation it belongs to, 1 to 256 characters."""
+    boundaries: tuple[int, ...] = ()
+    """Positions of the prompt where a message ends, ascending, 1 to its length - 1."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
@@ -125,6 +135,36 @@ class GenerationRequest:
                 raise BadRequest(
                     f"a stop string has {len(text)} characters: it must have 1 to {MAX_STOP_LENGTH}", "stop"
                 )
+        if not isinstance(self.cache_prompt, bool):
+            raise BadRequest(f"cache_prompt is {shown(self.cache_prompt)}: it must be True or False", "cache_prompt")
+        _check_name("cache_salt", self.cache_salt, 0)
+        if self.session is not None:
+            _check_name("session", self.session, 1)
+        _check_boundaries(self.boundaries, len(self.prompt))
+
+
+def _check_name(name: str, value: object, shortest: int) -> None:
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} is {shown(value)}: it must be a string", name)
+    if not shortest <= len(value) <= MAX_NAME_LENGTH:
+        limit = f"{shortest} to {MAX_NAME_LENGTH}" if shortest else f"at most {MAX_NAME_LENGTH}"
+        raise BadRequest(f"{name} has {len(value)} characters: it must have {limit}", name)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"{name} is not valid Unicode: {error.reason} at character {error.start}", name) from None
+
+
+def _check_boundaries(boundaries: object, n_prompt: int) -> None:
+    if not isinstance(boundaries, tuple) or not all(map(_is_int, boundaries)):
+        raise BadRequest("boundaries must be a tuple of positions", "boundaries")
+    for before, position in zip((0, *boundaries), boundaries, strict=False):
+        if not before < position < n_prompt:
+            raise BadRequest(
+                f"boundaries has {shown(position)} after {shown(before)}: they must ascend from 1 to {n_prompt - 1}, "
+                "the last position before the prompt's end",
+                "boundaries",
+            )
 
 
 class FinishReason(enum.Enum):
@@ -178,6 +218,8 @@ class Finished:
     completion_tokens: int
     """Tokens drawn, without an end-of-generation token."""
     timings: Timings
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that were not computed for this request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,12 @@ class RequestOptions(SamplingOptions, total=False):
     """Strings that end the text; they are not part of it. None as if it were not given."""
     timeout_s: float | None
     """Seconds from the queue to the last token, at most 30 days; None is without limit."""
+    cache_prompt: bool | None
+    """Whether computed prefixes are reused and left for others; None as the server was told (``CacheConfig``)."""
+    cache_salt: str | None
+    """Requests with different salts reuse nothing of each other; at most 256 characters. None is no salt, as ""."""
+    session: str | None
+    """The conversation the request belongs to, 1 to 256 characters: what its last request left is kept longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,10 @@ class ReadOptions:
     stop: tuple[str, ...]
     timeout_s: float | None
     sampling: SamplingParams
+    cache_prompt: bool | None
+    """None is the server's default."""
+    cache_salt: str
+    session: str | None
 
 
 def read_options(options: RequestOptions) -> ReadOptions:
@@ -68,7 +78,14 @@ def read_options(options: RequestOptions) -> ReadOptions:
         stop=_stops(options.get("stop")),
         timeout_s=options.get("timeout_s"),
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]  # it checks its fields itself
+        cache_prompt=options.get("cache_prompt"),
+        cache_salt=_salt(options.get("cache_salt")),
+        session=options.get("session"),
     )
+
+
+def _salt(salt: str | None) -> str:
+    return "" if salt is None else salt
 
 
 def _stops(stop: object) -> tuple[str, ...]:

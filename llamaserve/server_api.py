@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from llamaserve.chat.boundaries import message_boundaries
 from llamaserve.completion import ChatCompletion, CompletedTokens, Completion, CompletionBuilder
-from llamaserve.config import EngineConfig, FlashAttention, Profile, SchedulerConfig, split_options
+from llamaserve.config import CacheConfig, EngineConfig, FlashAttention, Profile, SchedulerConfig, split_options
 from llamaserve.errors import BadRequest, BadTemplate, BadToken, ConfigError, UnknownOption, shown
 from llamaserve.load_service import load_service
 from llamaserve.models import DEFAULT_MODEL, model_name, resolve
@@ -44,7 +45,8 @@ class Server:
     ...     server.generate("The capital of France is", max_tokens=8).text
 
     ``model`` is a path to a ``.gguf``, "smollm2" (fetched on first use) or "hf:owner/repo/file". ``options`` are the
-    fields of ``EngineConfig`` and ``SchedulerConfig``; enums also by their value, as ``profile="parity"``.
+    fields of ``EngineConfig``, ``SchedulerConfig`` and ``CacheConfig``; enums also by their value, as
+    ``profile="parity"``, and ``cache_disk`` also as a string.
 
     Raises UnknownOption, ConfigError, ModelLoad.
     """
@@ -154,9 +156,22 @@ class Server:
 
     def _request(self, prompt: Prompt, options: ReadOptions) -> GenerationRequest:
         """Tokenises a text, so it may take a while."""
-        tokens = tuple(self.tokenize(prompt) if isinstance(prompt, str) else _token_ids(prompt))
+        return self._token_request(self.tokenize(prompt) if isinstance(prompt, str) else _token_ids(prompt), options)
+
+    def _token_request(
+        self, tokens: Sequence[int], options: ReadOptions, boundaries: tuple[int, ...] = ()
+    ) -> GenerationRequest:
+        cache_prompt = options.cache_prompt
         return GenerationRequest(
-            f"python-{uuid.uuid4().hex}", tokens, options.max_tokens, options.stop, options.sampling
+            f"python-{uuid.uuid4().hex}",
+            tuple(tokens),
+            options.max_tokens,
+            options.stop,
+            options.sampling,
+            cache_prompt=self._service.cache.cache_prompt if cache_prompt is None else cache_prompt,
+            cache_salt=options.cache_salt,
+            session=options.session,
+            boundaries=boundaries,
         )
 
     def _chat_request(self, messages: Messages, options: ReadOptions) -> GenerationRequest:
@@ -166,7 +181,11 @@ class Server:
             raise BadTemplate("the model has no chat template; use generate with a prompt")
         rendered = template.render(messages)
         stops = tuple(dict.fromkeys((*options.stop, *rendered.stops)))
-        return self._request(rendered.prompt, replace(options, stop=stops))
+        tokens = self.tokenize(rendered.prompt)
+        boundaries: tuple[int, ...] = ()
+        if self._service.wants_boundaries:
+            boundaries = message_boundaries(template, messages, self._service.vocab, tokens)
+        return self._token_request(tokens, replace(options, stop=stops), boundaries)
 
     def _events(self, make_request: MakeRequest, options: ReadOptions) -> Generator[Event, None, None]:
         """The events of a request that is made now and queued at the first step."""
@@ -200,17 +219,23 @@ def _load(model: str | os.PathLike[str], options: Mapping[str, Any]) -> Service:
     """Read options, find the file, load it. Options are checked before anything is fetched."""
     if "model_path" in options:
         raise UnknownOption("model_path", "model")
-    engine_options, scheduler_options = split_options(options, EngineConfig, SchedulerConfig)
+    engine_options, scheduler_options, cache_options = split_options(
+        options, EngineConfig, SchedulerConfig, CacheConfig
+    )
     if "profile" in engine_options:
         engine_options["profile"] = _enum(Profile, "profile", engine_options["profile"])
     if "flash_attention" in engine_options:
         engine_options["flash_attention"] = _enum(FlashAttention, "flash_attention", engine_options["flash_attention"])
     scheduler_options.setdefault("mixed_step", engine_options.get("profile", Profile.SHARED).mixes_steps)
+    folder = cache_options.get("cache_disk")
+    if folder and isinstance(folder, (str, os.PathLike)):  # an empty name would be the current folder
+        cache_options["cache_disk"] = Path(folder)
     scheduler_config = SchedulerConfig(**scheduler_options)
+    cache_config = CacheConfig(**cache_options)
     EngineConfig(model_path=Path(), **engine_options)
 
     config = EngineConfig(model_path=resolve(os.fspath(model)), **engine_options)
-    return load_service(config, scheduler_config, model_name(model))
+    return load_service(config, scheduler_config, model_name(model), cache=cache_config)
 
 
 EnumT = TypeVar("EnumT", Profile, FlashAttention)

@@ -10,14 +10,18 @@ import asyncio
 import queue
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamaserve.config import SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.cache.prefix_memory import Holder
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.port import Engine, ModelInfo, Vocabulary
 from llamaserve.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDown, shown
 from llamaserve.request import Event, Failed, GenerationRequest, TextDelta
+from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import SchedulerStats
 from llamaserve.scheduler.thread import SchedulerThread
 
@@ -138,15 +142,21 @@ class Service:
         config: SchedulerConfig,
         model_name: str,
         *,
+        cache: CacheConfig | None = None,
+        model_path: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``model_path`` is the file the model came from: what the disk keeps is bound to it."""
         self._model_name = model_name
         self._clock = clock
         self._info = engine.info
         self._vocab = engine.vocab
         self._template = template
         self._delivery = _Delivery()
-        self._thread = SchedulerThread(engine, config, self._delivery.deliver, clock=clock)
+        self._cache = cache or CacheConfig()
+        self._wants_boundaries = not engine.can_share
+        prefixes = make_prefix_memory(engine, self._cache, model_path)
+        self._thread = SchedulerThread(engine, config, self._delivery.deliver, prefixes, clock=clock)
         self._delivery.cancel = self._thread.cancel
         # Not a method of this object: the finalizer must not keep it alive.
         self._finalizer = weakref.finalize(self, self._thread.close)
@@ -179,6 +189,24 @@ class Service:
     def stats(self) -> SchedulerStats:
         """Numbers as they are now."""
         return self._thread.stats()
+
+    @property
+    def cache(self) -> CacheConfig:
+        """What is kept of computed prompts."""
+        return self._cache
+
+    @property
+    def wants_boundaries(self) -> bool:
+        """Whether the places where a prompt's messages end help its cache: not where any prefix can be shared."""
+        return self._wants_boundaries
+
+    def slots(self) -> Sequence[SlotView]:
+        """What each slot does."""
+        return self._thread.slots()
+
+    def holders(self) -> Sequence[Holder]:
+        """Which sequences hold computed prefixes; may be one tick old."""
+        return self._thread.holders()
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request, waiting or running (S53); whether it was live. Its consumer gets

@@ -1,4 +1,5 @@
-"""The laws every engine obeys (``engine.port``), each a function of an engine with 3 or more slots, none of them open.
+"""The laws of steps that every engine obeys (``engine.port``), each a function of an engine with 3 or more slots, none
+of them open.
 
 Run on the fake engine in tests/unit and on the real one in tests/native. Texts are drawn greedily, so an engine must
 give a sequence the same tokens whatever runs beside it: the real one needs the parity profile and a model for which
@@ -31,8 +32,9 @@ def prompt_of(engine: Engine, index: int = 0) -> tuple[int, ...]:
 
 def start(engine: Engine, seq_id: int, index: int = 0, sampling: SamplingParams = GREEDY) -> int:
     """Open a sequence and compute its whole prompt; the first token."""
-    engine.open(SequenceSpec(seq_id, sampling))
-    (row,) = engine.step(StepPlan(pieces=[PromptPiece(seq_id, prompt_of(engine, index), is_last=True)]))
+    prompt = prompt_of(engine, index)
+    engine.open(SequenceSpec(seq_id, sampling, prompt))
+    (row,) = engine.step(StepPlan(pieces=[PromptPiece(seq_id, prompt, is_last=True)]))
     return token_of(row)
 
 
@@ -384,6 +386,8 @@ FINAL_LAWS: tuple[Law, ...] = (a_shut_down_engine_refuses, a_step_outstanding_at
 
 
 def close_all(engine: Engine) -> None:
-    """Make an engine fit for the next law."""
+    """Make an engine fit for the next law: no id holds anything."""
     for seq_id in range(engine.info.n_slots):
         engine.close(seq_id)
+    for seq_id in range(engine.n_ids):
+        assert engine.trim(seq_id, 0)

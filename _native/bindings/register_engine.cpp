@@ -52,7 +52,7 @@ ContextOptions to_context_options(int64_t n_ctx, int32_t n_slots, int32_t n_batc
 void register_engine(py::module_ & m) {
     py::class_<SuspendedSequence, std::shared_ptr<SuspendedSequence>>(
         m, "SuspendedSequence", "A sequence that gave its place up; can be resumed once.")
-        .def_property_readonly("n_bytes", [](const SuspendedSequence & it) { return it.state.size(); },
+        .def_property_readonly("n_bytes", [](const SuspendedSequence & it) { return it.state ? it.state->n_bytes : 0; },
                                "Bytes its cells take; 0 = its tokens must be computed again.");
 
     py::class_<ContextOptions>(m, "ContextOptions", "Sizes and modes of a context, unchecked.")
@@ -93,20 +93,24 @@ void register_engine(py::module_ & m) {
             "open",
             [](Engine & engine, llama_seq_id seq_id, float temperature, int32_t top_k, float top_p, float min_p,
                std::optional<uint32_t> seed, float repeat_penalty, int32_t repeat_last_n, float frequency_penalty,
-               float presence_penalty, bool ignore_eos, const std::vector<std::pair<int64_t, float>> & logit_bias) {
+               float presence_penalty, bool ignore_eos, const std::vector<std::pair<int64_t, float>> & logit_bias,
+               const py::sequence & history) {
+                const std::vector<llama_token> shown = to_tokens(history, engine.model()->n_vocab());
                 const SamplerSpec spec =
                     to_sampler_spec(temperature, top_k, top_p, min_p, seed, repeat_penalty, repeat_last_n,
                                     frequency_penalty, presence_penalty, ignore_eos, logit_bias,
                                     engine.model()->n_vocab());
                 const py::gil_scoped_release release;
-                engine.open(seq_id, spec);
+                engine.open(seq_id, spec, shown);
             },
             py::arg("seq_id"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
             py::arg("min_p"), py::arg("seed").none(true), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
             py::arg("frequency_penalty"), py::arg("presence_penalty"), py::arg("ignore_eos"), py::arg("logit_bias"),
-            "Start an empty sequence with a sampler of its own. Raises EngineError, BadToken.")
-        .def("close", &Engine::close, py::arg("seq_id"), py::call_guard<py::gil_scoped_release>(),
-             "Forget a sequence; whether it was open.")
+            py::arg("history") = py::tuple(),
+            "Start a sequence with a sampler of its own, which looks back on `history`; it goes on from what its id "
+            "holds. Raises EngineError, BadToken.")
+        .def("close", &Engine::close, py::arg("seq_id"), py::kw_only(), py::arg("keep") = false,
+             py::call_guard<py::gil_scoped_release>(), "End a sequence; whether it was open.")
         .def(
             "submit",
             [](Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
@@ -142,14 +146,37 @@ void register_engine(py::module_ & m) {
              "Open a suspended sequence under an id; False where its cells have no room. Raises EngineError.")
         .def_property_readonly("can_rewind", &Engine::can_rewind,
                                "Whether memory can take the last step of a sequence back.")
-        .def("memory_seq_cp", &Engine::memory_seq_cp, py::arg("source"), py::arg("target"), py::arg("start") = 0,
-             py::arg("end") = -1, py::call_guard<py::gil_scoped_release>(),
-             "Add the cells of [start, end) of one sequence to another, by metadata. Raises EngineError.")
-        .def("memory_seq_rm", &Engine::memory_seq_rm, py::arg("seq_id"), py::arg("start") = 0, py::arg("end") = -1,
+        .def_property_readonly("can_share", &Engine::can_share, "Whether ids can hold the same cells.")
+        .def_property_readonly("n_ids", &Engine::n_ids, "Sequence ids the memory keeps books for.")
+        .def_property_readonly("state_layout", &Engine::state_layout,
+                               "What a saved state depends on beside the model.")
+        .def("length", &Engine::length, py::arg("seq_id"), py::call_guard<py::gil_scoped_release>(),
+             "Tokens an id holds. Raises EngineError.")
+        .def(
+            "memory_seq_cp",
+            [](Engine & engine, llama_seq_id source, llama_seq_id target, llama_pos n_tokens) {
+                engine.adopt(target, source, n_tokens);
+            },
+            py::arg("source"), py::arg("target"), py::arg("n_tokens"), py::call_guard<py::gil_scoped_release>(),
+            "Have the target go on with the cells of the source, up to its first n_tokens, by metadata. Raises "
+            "EngineError.")
+        .def("trim", &Engine::trim, py::arg("seq_id"), py::arg("n_tokens"), py::call_guard<py::gil_scoped_release>(),
+             "Have an id hold its first n_tokens only; False where memory cannot forget just the rest. Raises "
+             "EngineError.")
+        .def("save", &Engine::save, py::arg("seq_id"), py::arg("start"), py::arg("max_bytes"),
              py::call_guard<py::gil_scoped_release>(),
-             "Remove the cells of [start, end); False where the memory cannot forget just that. Raises EngineError.")
-        .def("memory_seq_length", &Engine::memory_seq_length, py::arg("seq_id"),
-             py::call_guard<py::gil_scoped_release>(), "Tokens of a sequence in memory. Raises EngineError.")
+             "A copy of what an id holds from a position on; None above max_bytes. Raises EngineError.")
+        .def("restore", &Engine::restore, py::arg("seq_id"), py::arg("state"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Put a copy behind what an id holds; False where it has no room. Raises EngineError.")
+        .def("checkpoint", &Engine::checkpoint, py::arg("seq_id"), py::arg("max_bytes"),
+             py::call_guard<py::gil_scoped_release>(),
+             "A copy of what a trim cannot bring back; None above max_bytes, or where there is no such thing. Raises "
+             "EngineError.")
+        .def("go_back", &Engine::go_back, py::arg("seq_id"), py::arg("checkpoint"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Have an id hold what it held at a checkpoint; False where that fails: it holds nothing then. Raises "
+             "EngineError.")
         .def_property_readonly(
             "ahead_rows",
             [](const Engine & engine) -> py::object {
@@ -166,7 +193,7 @@ void register_engine(py::module_ & m) {
             },
             "((build, decode, sample) seconds, purged ids, times halved, whether it ran ahead) of the step collected "
             "last.")
-        .def("used_cells", &Engine::used_cells, "KV cells held by open sequences, as of the step collected last.")
+        .def("used_cells", &Engine::used_cells, "Cells in use, each counted once, without the step that runs ahead.")
         .def(
             "inject_faults",
             [](Engine & engine, const std::vector<int> & decode_codes, int n_failing_rewinds) {

@@ -31,13 +31,13 @@ public:
         return sampler_.draw(values);
     }
 
-    void show_prompt(const std::vector<llama_token> & tokens) {
+    void show_history(const std::vector<llama_token> & tokens) {
         for (const llama_token token : tokens) {
             if (!model_->has_token(token)) {
                 throw BadTokenError(token, model_->n_vocab());
             }
         }
-        sampler_.show_prompt(tokens);
+        sampler_.show_history(tokens);
     }
 
 private:
@@ -64,7 +64,7 @@ void register_sampler(py::module_ & m) {
              py::arg("ignore_eos"), py::arg("logit_bias"),
              "whole_vocabulary hands every token to llama.cpp's chain. Raises BadToken, BadSampler.")
         .def("draw", &TestSampler::draw, py::arg("logits"), "The next token, from a buffer of float32.")
-        .def("show_prompt", &TestSampler::show_prompt, py::arg("tokens"), "For penalties that count prompt tokens too.");
+        .def("show_history", &TestSampler::show_history, py::arg("tokens"), "What penalties look back on.");
 }
 
 }  // namespace llamaserve

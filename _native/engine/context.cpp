@@ -61,19 +61,27 @@ int64_t rounded_n_ctx(const ContextOptions & options) {
     return round_up((options.n_ctx + options.n_slots - 1) / options.n_slots, n_ctx_step) * options.n_slots;
 }
 
+// A cell of a window with two owners is never reused: a cache that holds no more than the windows would run dry.
+bool has_scratch_sequence(const Model & model, const ContextOptions & options) {
+    const MemoryKind kind = model.memory();
+    const bool can_share  = kind == MemoryKind::kv || (kind == MemoryKind::sliding_window && options.swa_full);
+    return options.kv_unified && can_share && options.n_slots < (int64_t) llama_max_parallel_sequences();
+}
+
 ContextHandle make_context(Model & model, const ContextOptions & options) {
     if (!model.has_weights()) {
         throw ModelLoadError("the model was only inspected: without its weights it cannot have a context");
     }
     check_sizes(options);
-    const int64_t n_ctx = rounded_n_ctx(options);
+    const int64_t  n_ctx       = rounded_n_ctx(options);
+    const uint32_t n_sequences = (uint32_t) options.n_slots + (has_scratch_sequence(model, options) ? 1 : 0);
 
     llama_context_params params  = llama_context_default_params();
     params.n_ctx                 = (uint32_t) n_ctx;
-    params.n_batch               = (uint32_t) std::min<int64_t>(options.n_batch, n_ctx);
+    params.n_batch               = std::max((uint32_t) std::min<int64_t>(options.n_batch, n_ctx), n_sequences);
     params.n_ubatch              = std::min<uint32_t>(options.n_ubatch, params.n_batch);
-    params.n_seq_max             = (uint32_t) options.n_slots;
-    params.n_outputs_max         = (uint32_t) options.n_slots;  // one drawn token a row, one row a sequence
+    params.n_seq_max             = n_sequences;
+    params.n_outputs_max         = n_sequences;  // one drawn token a row, one row a sequence
     params.n_outputs_max_per_seq = 1;
     params.n_threads             = options.n_threads;
     params.n_threads_batch       = options.n_threads_batch;

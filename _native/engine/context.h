@@ -23,6 +23,10 @@ struct ContextOptions {
 // What n_ctx becomes: llama.cpp rounds it up, in split KV for every sequence.
 int64_t rounded_n_ctx(const ContextOptions & options);
 
+// Whether a context has a sequence more than there are slots, for copies of parts of sequences: where the memory that
+// llama.cpp makes of this can share, and one of its ids is left.
+bool has_scratch_sequence(const Model & model, const ContextOptions & options);
+
 // Throws ModelLoadError when the sizes cannot work or llama.cpp refuses them.
 ContextHandle make_context(Model & model, const ContextOptions & options);
 

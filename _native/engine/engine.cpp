@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <new>
 
 #include "error.h"
 #include "llama_log.h"
@@ -12,10 +11,12 @@ namespace llamaserve {
 
 Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
     : owner_(getpid()), model_(std::move(model)), options_(options), ctx_(make_context(*model_, options)),
-      memory_(std::make_unique<KvMemory>(ctx_.get(), *model_, options)) {
+      memory_(std::make_unique<KvMemory>(ctx_.get(), *model_, options)),
+      states_(std::make_unique<KvStates>(ctx_.get(), *memory_, options)), can_share_(memory_->can_share()),
+      n_ids_(memory_->n_ids()), state_layout_(states_->layout()) {
     sizes_.n_ctx     = llama_n_ctx(ctx_.get());
     sizes_.n_ctx_seq = llama_n_ctx_seq(ctx_.get());
-    sizes_.n_batch   = (int32_t) llama_n_batch(ctx_.get());
+    sizes_.n_batch   = (int32_t) std::min<int64_t>(options.n_batch, sizes_.n_ctx);
     sizes_.n_ubatch  = (int32_t) llama_n_ubatch(ctx_.get());
     sizes_.n_slots   = options.n_slots;
 
@@ -53,6 +54,7 @@ void Engine::shutdown() {
     run_.reset();
     sequences_.clear();
     ctx_.reset();
+    states_.reset();
     memory_.reset();
     used_cells_ = 0;
     if (down_.empty()) {
@@ -61,7 +63,7 @@ void Engine::shutdown() {
 }
 
 void Engine::warm_up() {
-    open(0, SamplerSpec{});
+    open(0, SamplerSpec{}, {});
     StepPlan plan;
     plan.pieces.push_back({0, {0}, true});
     const RowOutput row = batch_eval_sample(std::move(plan), nullptr).front();
@@ -70,7 +72,8 @@ void Engine::warm_up() {
     }
     close(0);
     memory_->clear();
-    report_ = {};
+    used_cells_ = 0;
+    report_     = {};
 }
 
 Faults & Engine::faults() {
@@ -91,37 +94,33 @@ void Engine::check_slot_is_free(llama_seq_id seq_id) const {
     }
 }
 
-void Engine::open(llama_seq_id seq_id, const SamplerSpec & spec) {
+void Engine::open(llama_seq_id seq_id, const SamplerSpec & spec, const std::vector<llama_token> & history) {
     settle();
     check_up();
     check_slot_is_free(seq_id);
-    auto sequence      = std::make_unique<Sequence>();
-    sequence->sampler  = std::make_unique<RowSampler>(spec, *model_);
+    auto sequence     = std::make_unique<Sequence>();
+    sequence->sampler = std::make_unique<RowSampler>(spec, *model_);
+    sequence->sampler->show_history(history);
     sequence->n_past   = (llama_pos) memory_->length(seq_id);
     sequences_[seq_id] = std::move(sequence);
-    used_cells_ = count_cells();
 }
 
-bool Engine::close(llama_seq_id seq_id) {
+bool Engine::close(llama_seq_id seq_id, bool keep) {
     settle();
     if (!is_open(seq_id)) {
         return false;
     }
+    const bool is_kept = keep && sequences_[seq_id]->broken.empty();
     sequences_[seq_id].reset();
-    if (down_.empty()) {
-        memory_->remove(seq_id, -1, -1);
+    if (down_.empty() && !is_kept) {
+        memory_->trim(seq_id, 0);
+        used_cells_ = count_cells();
     }
-    used_cells_ = count_cells();
     return true;
 }
 
-int64_t Engine::count_cells() const {
-    int64_t cells = 0;
-    for (const auto & sequence : sequences_) {
-        cells += sequence ? sequence->n_past : 0;
-    }
-    return cells;
-}
+// After the context is lost nothing in it is of use.
+int64_t Engine::count_cells() const { return run_->lost().empty() ? memory_->used_cells() : 0; }
 
 std::shared_ptr<SuspendedSequence> Engine::suspend(llama_seq_id seq_id, size_t max_bytes) {
     settle();
@@ -137,14 +136,10 @@ std::shared_ptr<SuspendedSequence> Engine::suspend(llama_seq_id seq_id, size_t m
         throw EngineError("sequence " + std::to_string(seq_id) + " has drawn no token: close it and start again");
     }
     auto suspended = std::make_shared<SuspendedSequence>();
-    if (!sequence.is_recomputing() && memory_->state_size(seq_id) <= max_bytes) {
-        try {
-            suspended->state = memory_->save(seq_id);
-        } catch (const std::bad_alloc &) {  // then its tokens are computed again
-            suspended->state.clear();
-        }
+    if (!sequence.is_recomputing()) {
+        suspended->state = states_->save(seq_id, 0, max_bytes);
     }
-    sequence.n_recompute = suspended->state.empty() ? std::max(sequence.n_past, sequence.n_recompute) : 0;
+    sequence.n_recompute = suspended->state == nullptr ? std::max(sequence.n_past, sequence.n_recompute) : 0;
     suspended->sequence  = std::move(sequence);
     close(seq_id);
     return suspended;
@@ -157,17 +152,18 @@ bool Engine::resume(llama_seq_id seq_id, SuspendedSequence & suspended) {
     if (suspended.sequence.sampler == nullptr) {
         throw EngineError("a suspended sequence can be resumed once");
     }
-    if (memory_->length(seq_id) > 0) {
-        throw EngineError("the memory of sequence " + std::to_string(seq_id) + " is not empty");
+    const bool    has_state = suspended.state != nullptr;
+    const int64_t n_held    = memory_->length(seq_id);
+    if (n_held > (has_state ? 0 : suspended.sequence.n_recompute)) {
+        throw EngineError("sequence " + std::to_string(seq_id) + " holds " + std::to_string(n_held) +
+                          " tokens, which the suspended one cannot go on from");
     }
-    if (!suspended.state.empty() && !memory_->restore(seq_id, suspended.state)) {
-        memory_->remove(seq_id, -1, -1);
+    if (has_state && !states_->restore(seq_id, *suspended.state)) {
         return false;
     }
     auto sequence    = std::make_unique<Sequence>(std::move(suspended.sequence));
     sequence->n_past = (llama_pos) memory_->length(seq_id);
-    suspended.state.clear();
-    suspended.state.shrink_to_fit();
+    suspended.state.reset();
     sequences_[seq_id] = std::move(sequence);
     used_cells_ = count_cells();
     return true;
@@ -377,42 +373,80 @@ void Engine::take_back() {
     }
 }
 
-// --- memory ---
+// --- what ids hold ---
 
-int64_t Engine::memory_seq_length(llama_seq_id seq_id) {
+void Engine::settle_memory(llama_seq_id seq_id) {
     settle();
     check_up();
+    memory_->check_id(seq_id);
+}
+
+void Engine::check_is_closed(llama_seq_id seq_id) const {
+    if (is_open(seq_id)) {
+        throw EngineError("sequence " + std::to_string(seq_id) + " is open");
+    }
+}
+
+int64_t Engine::length(llama_seq_id seq_id) {
+    settle_memory(seq_id);
     return memory_->length(seq_id);
 }
 
-void Engine::memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to) {
-    settle();
-    check_up();
-    if (is_open(target) && sequences_[target]->drawn) {
-        throw EngineError("sequence " + std::to_string(target) + " has drawn a token already");
+void Engine::adopt(llama_seq_id seq_id, llama_seq_id source, llama_pos n_tokens) {
+    settle_memory(seq_id);
+    memory_->check_id(source);
+    if (is_open(seq_id)) {
+        const Sequence & sequence = *sequences_[seq_id];
+        if (!sequence.broken.empty()) {
+            throw EngineError("sequence " + std::to_string(seq_id) + " can only be closed: " + sequence.broken);
+        }
+        if (sequence.drawn && n_tokens > sequence.n_recompute) {
+            throw EngineError("sequence " + std::to_string(seq_id) + " has drawn a token already");
+        }
     }
-    memory_->copy(source, target, from, to);
-    if (is_open(target)) {
-        sequences_[target]->n_past = (llama_pos) memory_->length(target);
-        used_cells_ = count_cells();
+    memory_->adopt(seq_id, source, n_tokens);
+    if (is_open(seq_id)) {
+        sequences_[seq_id]->n_past = n_tokens;
     }
 }
 
-bool Engine::memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to) {
-    settle();
-    check_up();
-    if (is_open(seq_id) && !memory_->is_tail(seq_id, to)) {
-        throw EngineError("only the tail of an open sequence can be removed");
+bool Engine::trim(llama_seq_id seq_id, llama_pos n_tokens) {
+    settle_memory(seq_id);
+    check_is_closed(seq_id);
+    const int64_t n_held = memory_->length(seq_id);
+    if (n_tokens < 0 || n_tokens > n_held) {
+        throw EngineError("sequence " + std::to_string(seq_id) + " holds " + std::to_string(n_held) +
+                          " tokens: it cannot be cut to " + std::to_string(n_tokens));
     }
-    if (!memory_->remove(seq_id, from, to)) {
-        return false;
-    }
-    if (is_open(seq_id)) {
-        sequences_[seq_id]->n_past = (llama_pos) memory_->length(seq_id);
-        sequences_[seq_id]->drawn.reset();
-        used_cells_ = count_cells();
-    }
-    return true;
+    const bool is_cut = memory_->trim(seq_id, n_tokens);
+    used_cells_       = count_cells();
+    return is_cut;
+}
+
+std::shared_ptr<SavedState> Engine::save(llama_seq_id seq_id, llama_pos start, size_t max_bytes) {
+    settle_memory(seq_id);
+    return states_->save(seq_id, start, max_bytes);
+}
+
+bool Engine::restore(llama_seq_id seq_id, const SavedState & state) {
+    settle_memory(seq_id);
+    check_is_closed(seq_id);
+    const bool is_restored = states_->restore(seq_id, state);
+    used_cells_            = count_cells();
+    return is_restored;
+}
+
+std::shared_ptr<SavedState> Engine::checkpoint(llama_seq_id seq_id, size_t max_bytes) {
+    settle_memory(seq_id);
+    return states_->checkpoint(seq_id, max_bytes);
+}
+
+bool Engine::go_back(llama_seq_id seq_id, const SavedState & state) {
+    settle_memory(seq_id);
+    check_is_closed(seq_id);
+    const bool is_back = states_->go_back(seq_id, state);
+    used_cells_        = count_cells();
+    return is_back;
 }
 
 }  // namespace llamaserve

@@ -21,6 +21,7 @@
 #include "cancel_flag.h"
 #include "context.h"
 #include "kv_memory.h"
+#include "kv_states.h"
 #include "llama_handles.h"
 #include "model.h"
 #include "sampler.h"
@@ -50,12 +51,18 @@ public:
     ContextSizes                   sizes() const { return sizes_; }
     // Whether memory can take the last step of a sequence back; without that no step runs ahead.
     bool can_rewind() const { return memory_ != nullptr && memory_->can_rewind(); }
+    // Whether ids can hold the same cells; ids from n_slots on hold what no slot has then.
+    bool can_share() const { return can_share_; }
+    // Ids memory keeps books for.
+    int32_t n_ids() const { return n_ids_; }
+    // What a saved state depends on beside the model.
+    const std::string & state_layout() const { return state_layout_; }
 
-    // Start a sequence with a sampler of its own; it goes on from what the memory holds under this id, which is nothing
-    // unless memory_seq_cp put it there. Throws EngineError if the id is open or out of range, BadTokenError for a bias.
-    void open(llama_seq_id seq_id, const SamplerSpec & spec);
-    // Forget a sequence and free its cells; whether it was open.
-    bool close(llama_seq_id seq_id);
+    // Start a sequence with a sampler of its own, whose penalties look back on `history`; it goes on from what the memory
+    // holds under this id. Throws EngineError if the id is open or out of range, BadTokenError for a bias.
+    void open(llama_seq_id seq_id, const SamplerSpec & spec, const std::vector<llama_token> & history);
+    // End a sequence and free its cells, unless they are kept under its id; whether it was open. What is broken is not kept.
+    bool close(llama_seq_id seq_id, bool keep = false);
 
     // Start a step on the worker; with `ahead` the worker may begin the next one of the same rows before it is asked for.
     // Throws EngineError or BadTokenError, and starts nothing, for a plan that breaks a rule.
@@ -73,15 +80,25 @@ public:
     // Close a sequence that has drawn a token, keeping what it needs to go on: its sampler, and its cells when their copy
     // takes at most max_bytes. Throws EngineError for one that has not drawn, or is broken.
     std::shared_ptr<SuspendedSequence> suspend(llama_seq_id seq_id, size_t max_bytes);
-    // Open it again under any id. False, and nothing changed, where there is no room for its cells. One without a copy of
-    // its cells takes its tokens as prompt pieces, none of them the last, before it decodes. Throws EngineError if the id
-    // is open or out of range, or the sequence was resumed before.
+    // Open it again under any id that holds nothing. False, and nothing changed, where there is no room for its cells. One
+    // without a copy of its cells goes on from what the id holds, which may be the first of its tokens, and takes the others
+    // as prompt pieces, none of them the last, before it decodes. Throws EngineError if the id is open, out of range or
+    // holds too much, or the sequence was resumed before.
     bool resume(llama_seq_id seq_id, SuspendedSequence & suspended);
 
-    // As KvMemory's; a sequence that is open goes on from what it holds afterwards, and draws its last token again.
-    void    memory_seq_cp(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to);
-    bool    memory_seq_rm(llama_seq_id seq_id, llama_pos from, llama_pos to);
-    int64_t memory_seq_length(llama_seq_id seq_id);
+    // --- what ids hold; all throw EngineError for an id out of range ---
+
+    // Tokens an id holds, open or not.
+    int64_t length(llama_seq_id seq_id);
+    // KvMemory::adopt; an open sequence must not be through with its prompt, or with the tokens it is fed again.
+    void adopt(llama_seq_id seq_id, llama_seq_id source, llama_pos n_tokens);
+    // KvMemory::trim of an id that is not open and holds at least as many.
+    bool trim(llama_seq_id seq_id, llama_pos n_tokens);
+    // As KvStates has them; those that change what an id holds want one that is not open.
+    std::shared_ptr<SavedState> save(llama_seq_id seq_id, llama_pos start, size_t max_bytes);
+    bool                        restore(llama_seq_id seq_id, const SavedState & state);
+    std::shared_ptr<SavedState> checkpoint(llama_seq_id seq_id, size_t max_bytes);
+    bool                        go_back(llama_seq_id seq_id, const SavedState & state);
 
     // Whether a decode of `ahead_rows` runs or is done that nobody asked for yet, as of the step collected last.
     bool                              is_ahead() const { return is_ahead_; }
@@ -91,7 +108,7 @@ public:
     const std::string & failure() const { return down_; }
     // Of the step collected last.
     const StepReport & report() const { return report_; }
-    // KV cells held by open sequences, as of the step collected last.
+    // Cells in use, each counted once; tokens held, where memory has no cells. Without the step that runs ahead.
     int64_t used_cells() const { return used_cells_; }
 
     // Free the context; later calls throw EngineDownError. The weights go with the last owner of the model. May be called
@@ -114,6 +131,8 @@ private:
 
     // --- caller thread ---
     void       check_up() const;
+    void       settle_memory(llama_seq_id seq_id);
+    void       check_is_closed(llama_seq_id seq_id) const;
     void       check_slot_is_free(llama_seq_id seq_id) const;
     void       check_plan(const StepPlan & plan) const;
     void       check_purge(const StepPlan & plan) const;
@@ -143,7 +162,11 @@ private:
     AbortSwitch               abort_;
     ContextHandle             ctx_;
     std::unique_ptr<KvMemory> memory_;
+    std::unique_ptr<KvStates> states_;
     ContextSizes              sizes_{};
+    bool                      can_share_ = false;
+    int32_t                   n_ids_     = 0;
+    std::string               state_layout_;
     Sequences                 sequences_;
 
     // --- the caller's view ---

@@ -4,82 +4,94 @@
 #include <string>
 
 #include "error.h"
+#include "kv_cells.h"
 
 namespace llamaserve {
 
 KvMemory::KvMemory(llama_context * ctx, const Model & model, const ContextOptions & options)
-    : ctx_(ctx), memory_(llama_get_memory(ctx)), kind_(model.memory()), n_slots_(options.n_slots),
-      n_swa_(options.swa_full ? 0 : llama_model_n_swa(model.get())), is_unified_(options.kv_unified) {}
+    : memory_(llama_get_memory(ctx)), kind_(model.memory()), n_slots_(options.n_slots),
+      n_swa_(llama_model_n_swa(model.get())),
+      can_share_(has_scratch_sequence(model, options) && count_used_cells(memory_).has_value()) {}
 
-bool KvMemory::has_recurrent_state() const { return kind_ == MemoryKind::recurrent || kind_ == MemoryKind::hybrid; }
+int32_t KvMemory::n_ids() const { return can_share_ ? (int32_t) llama_max_parallel_sequences() - 1 : n_slots_; }
 
 void KvMemory::check_id(llama_seq_id seq_id) const {
-    // Unified KV keeps books for every id llama.cpp knows; split KV and recurrent states only for those that decode.
-    const int64_t limit =
-        is_unified_ && !has_recurrent_state() ? (int64_t) llama_max_parallel_sequences() : n_slots_;
-    if (seq_id < 0 || seq_id >= limit) {
-        throw EngineError("sequence id " + std::to_string(seq_id) + " is outside 0.." + std::to_string(limit - 1));
+    if (seq_id < 0 || seq_id >= n_ids()) {
+        throw EngineError("sequence id " + std::to_string(seq_id) + " is outside 0.." + std::to_string(n_ids() - 1));
     }
 }
 
 int64_t KvMemory::length(llama_seq_id seq_id) const {
     check_id(seq_id);
-    return (int64_t) llama_memory_seq_pos_max(memory_, seq_id) + 1;
+    return (int64_t) llama_memory_seq_pos_max(memory_, llama_id(seq_id)) + 1;
 }
 
-void KvMemory::copy(llama_seq_id source, llama_seq_id target, llama_pos from, llama_pos to) {
-    check_id(source);
-    const int64_t target_length = length(target);
-    const bool    is_whole      = from <= 0 && is_tail(source, to);
-    if (source == target) {
-        throw EngineError("sequence " + std::to_string(source) + " cannot be copied onto itself");
-    }
-    if (!is_whole && (has_recurrent_state() || !is_unified_)) {
-        throw EngineError("only a whole sequence can be copied in split KV or recurrent memory");
-    }
-    if (n_swa_ > 0) {
-        // A cell with two owners is never reused: the window's cache would run dry.
-        throw EngineError("a sliding window without swa_full cannot be shared");
-    }
-    if (target_length != std::max<llama_pos>(from, 0)) {
-        throw EngineError("sequence " + std::to_string(target) + " holds " + std::to_string(target_length) +
-                          " tokens: a copy must go on where it ends");
-    }
-    llama_memory_seq_cp(memory_, source, target, is_whole ? -1 : from, is_whole ? -1 : to);
+// --- share ---
+
+void KvMemory::adopt(llama_seq_id seq_id, llama_seq_id source, llama_pos n_tokens) {
+    check_can_adopt(seq_id, source, n_tokens);
+    llama_memory_seq_cp(memory_, llama_id(source), llama_id(seq_id), (llama_pos) length(seq_id), n_tokens);
 }
 
-// llama.cpp says yes to a trim although the window before `from` is gone, and computes garbage afterwards.
-bool KvMemory::is_window_gone(llama_seq_id seq_id, llama_pos from) const {
-    // The token at `from` sees those from `from - n_swa + 1` on: is_masked_swa in llama-hparams.h.
-    return n_swa_ > 0 && from > 0 && llama_memory_seq_pos_min(memory_, seq_id) > std::max(0, from - n_swa_ + 1);
+void KvMemory::check_can_adopt(llama_seq_id seq_id, llama_seq_id source, llama_pos n_tokens) const {
+    const int64_t n_held   = length(seq_id);
+    const int64_t n_source = length(source);
+    if (!can_share_) {
+        throw EngineError("this memory cannot share: split KV, a recurrent state or a sliding window without swa_full");
+    }
+    if (seq_id == source) {
+        throw EngineError("sequence " + std::to_string(seq_id) + " cannot adopt from itself");
+    }
+    if (n_tokens <= n_held || n_tokens > n_source) {
+        throw EngineError("sequence " + std::to_string(seq_id) + ", which holds " + std::to_string(n_held) +
+                          " tokens, cannot hold the first " + std::to_string(n_tokens) + " of the " +
+                          std::to_string(n_source) + " of sequence " + std::to_string(source));
+    }
+    // Without a hole where it goes on, and with the window of the next token.
+    const bool is_gone = n_held > 0 ? !is_whole_from(source, (llama_pos) n_held) || is_window_gone(seq_id, n_tokens)
+                                    : is_window_gone(source, n_tokens);
+    if (is_gone) {
+        throw EngineError("the sliding window before token " + std::to_string(n_tokens) + " of sequence " +
+                          std::to_string(source) + " is gone");
+    }
 }
 
-bool KvMemory::remove(llama_seq_id seq_id, llama_pos from, llama_pos to) {
-    if (from >= length(seq_id)) {
+// --- forget ---
+
+bool KvMemory::is_whole_from(llama_seq_id seq_id, llama_pos start) const {
+    return n_swa_ == 0 || llama_memory_seq_pos_min(memory_, llama_id(seq_id)) <= start;
+}
+
+// llama.cpp reuses cells that have left the window, also of a cache that has room for all (swa_full); then it says yes to
+// a trim and computes garbage afterwards. The token behind the first n sees those from n - n_swa + 1 on: is_masked_swa in
+// llama-hparams.h.
+bool KvMemory::is_window_gone(llama_seq_id seq_id, llama_pos n_tokens) const {
+    return n_tokens > 0 && !is_whole_from(seq_id, std::max(0, n_tokens - n_swa_ + 1));
+}
+
+bool KvMemory::trim(llama_seq_id seq_id, llama_pos n_tokens) {
+    if (n_tokens > 0 && n_tokens >= length(seq_id)) {
         return true;
     }
-    if (is_tail(seq_id, to)) {
-        return !is_window_gone(seq_id, from) && llama_memory_seq_rm(memory_, seq_id, from, -1);
+    if (is_window_gone(seq_id, n_tokens)) {
+        return false;
     }
-    return llama_memory_seq_rm(memory_, seq_id, from, to);
-}
-
-size_t KvMemory::state_size(llama_seq_id seq_id) const {
-    check_id(seq_id);
-    return llama_state_seq_get_size_ext(ctx_, seq_id, 0);
-}
-
-std::vector<uint8_t> KvMemory::save(llama_seq_id seq_id) const {
-    std::vector<uint8_t> state(state_size(seq_id));
-    state.resize(llama_state_seq_get_data_ext(ctx_, state.data(), state.size(), seq_id, 0));
-    return state;
-}
-
-bool KvMemory::restore(llama_seq_id seq_id, const std::vector<uint8_t> & state) {
-    check_id(seq_id);
-    return llama_state_seq_set_data_ext(ctx_, state.data(), state.size(), seq_id, 0) == state.size();
+    return llama_memory_seq_rm(memory_, llama_id(seq_id), n_tokens, -1);
 }
 
 void KvMemory::clear() { llama_memory_clear(memory_, true); }
+
+// --- measure ---
+
+int64_t KvMemory::used_cells() const {
+    if (const auto used = count_used_cells(memory_)) {
+        return *used;
+    }
+    int64_t n_tokens = 0;
+    for (llama_seq_id seq_id = 0; seq_id < n_ids(); seq_id++) {
+        n_tokens += length(seq_id);
+    }
+    return n_tokens;
+}
 
 }  // namespace llamaserve

@@ -19,7 +19,7 @@ RowSampler::RowSampler(const SamplerSpec & spec, const Model & model)
     }
 }
 
-void RowSampler::show_prompt(const std::vector<llama_token> & tokens) {
+void RowSampler::show_history(const std::vector<llama_token> & tokens) {
     if (n_penalised_most_ == 0) {
         return;
     }

@@ -19,8 +19,8 @@ public:
     // Throws BadTokenError, BadSamplerError as make_sampler does.
     RowSampler(const SamplerSpec & spec, const Model & model);
 
-    // Prompt tokens, for penalties that count them too.
-    void show_prompt(const std::vector<llama_token> & tokens);
+    // What the penalties look back on beside the tokens drawn: the end of the prompt.
+    void show_history(const std::vector<llama_token> & tokens);
 
     // The next token, from the logits of the whole vocabulary; the chain has taken note of it. Throws std::runtime_error
     // when the chain selects none.

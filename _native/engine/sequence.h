@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "row_sampler.h"
+#include "saved_state.h"
 
 namespace llamaserve {
 
@@ -17,7 +18,7 @@ struct Sequence {
     llama_pos                  n_recompute = 0;       // a resumed sequence without its cells: tokens it had, to be fed again
     std::string                broken;                // why it can only be closed; empty = it is fine
 
-    // Whether the tokens it is fed were drawn or shown to its sampler before.
+    // Whether the tokens it is fed are some that it had before: nothing is drawn after them.
     bool is_recomputing() const { return n_past < n_recompute; }
 };
 
@@ -26,8 +27,8 @@ using Sequences = std::vector<std::unique_ptr<Sequence>>;
 
 // A sequence that gave its place up, with all it needs to go on as if it had not.
 struct SuspendedSequence {
-    Sequence             sequence;
-    std::vector<uint8_t> state;  // its cells, or its recurrent state; empty = the tokens must be computed again
+    Sequence                    sequence;
+    std::shared_ptr<SavedState> state;  // its cells, or its recurrent state; null = the tokens must be computed again
 };
 
 }  // namespace llamaserve

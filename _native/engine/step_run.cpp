@@ -43,11 +43,6 @@ void StepRun::compute(const StepPlan & plan) {
         purge_    = &plan.purge;
         n_purged_ = 0;
         decode_range(0, entries_.size());
-        for (size_t row = 0; row < outputs_.size(); row++) {
-            if (outputs_[row].error == RowError::none && row_pieces_[row] != nullptr && !row_pieces_[row]->is_last) {
-                show_prompt(row);
-            }
-        }
     } catch (...) {
         lose("the engine failed in the middle of a step");
         fail_all_rows(lost_);
@@ -112,7 +107,6 @@ void StepRun::begin(const std::vector<llama_seq_id> & decode, const std::vector<
     entries_.clear();
     outputs_.clear();
     row_starts_.clear();
-    row_pieces_.clear();
     outputs_.reserve(decode.size() + pieces.size());
     for (const llama_seq_id seq_id : decode) {
         add_row(seq_id, nullptr);
@@ -128,7 +122,6 @@ void StepRun::add_row(llama_seq_id seq_id, const PromptPiece * piece) {
     RowOutput &      output = outputs_.emplace_back();
     output.seq_id           = seq_id;
     row_starts_.push_back(owner.n_past);
-    row_pieces_.push_back(piece);
     if (!owner.broken.empty()) {
         output.error   = RowError::decode;
         output.message = owner.broken;
@@ -205,7 +198,7 @@ void StepRun::fill_batch(size_t begin, size_t end) {
 bool StepRun::purge_one() {
     while (purge_ != nullptr && n_purged_ < purge_->size()) {
         const llama_seq_id seq_id = (*purge_)[n_purged_++];
-        if (memory_.length(seq_id) > 0 && memory_.remove(seq_id, -1, -1)) {
+        if (memory_.length(seq_id) > 0 && memory_.trim(seq_id, 0)) {
             report_.purged.push_back(seq_id);
             return true;
         }
@@ -261,7 +254,6 @@ void StepRun::commit() {
             fail_row(entry.row, RowError::decode, "llama.cpp gave no logits");
             continue;
         }
-        show_prompt(entry.row);
         draws_.push_back({entry.row, logits, {}});
     }
     draw_tokens();
@@ -309,14 +301,6 @@ void StepRun::finish_draw(const Draw & draw) {
     model_.append_piece(output.token, false, output.piece);
 }
 
-// Penalties count prompt tokens too; those of a piece that is taken back must not count, nor those shown before.
-void StepRun::show_prompt(size_t row) {
-    const PromptPiece * piece = row_pieces_[row];
-    if (piece != nullptr && sequence(row).n_recompute == 0) {
-        sequence(row).sampler->show_prompt(piece->tokens);
-    }
-}
-
 // --- rows that fail ---
 
 void StepRun::fail_row(size_t row, RowError error, const std::string & message) {
@@ -341,7 +325,7 @@ void StepRun::fail_row(size_t row, RowError error, const std::string & message) 
 
 void StepRun::forget(size_t row) {
     if (lost_.empty()) {
-        memory_.remove(outputs_[row].seq_id, -1, -1);
+        memory_.trim(outputs_[row].seq_id, 0);
     }
     sequence(row).n_past = 0;
     sequence(row).drawn.reset();
@@ -380,7 +364,7 @@ bool StepRun::rewind(llama_seq_id seq_id, llama_pos to) {
     if (!lost_.empty() || faults_.next_rewind_fails()) {
         return false;
     }
-    return memory_.remove(seq_id, to, -1) && memory_.length(seq_id) == to;
+    return memory_.trim(seq_id, to) && memory_.length(seq_id) == to;
 }
 
 }  // namespace llamaserve

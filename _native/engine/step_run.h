@@ -72,7 +72,6 @@ private:
     void draw_tokens();
     void draw_token(Draw & draw);
     void finish_draw(const Draw & draw);
-    void show_prompt(size_t row);
     void lose(const std::string & why);
 
     void fail_row(size_t row, RowError error, const std::string & message);
@@ -99,7 +98,6 @@ private:
     std::vector<size_t>              batch_entries_;  // batch index -> entry
     std::vector<RowOutput>           outputs_;
     std::vector<llama_pos>           row_starts_;     // row -> tokens its sequence had before the step
-    std::vector<const PromptPiece *> row_pieces_;     // row -> its piece; null for a decode row
     std::vector<Draw>                draws_;
     const std::vector<llama_seq_id> *purge_ = nullptr;
     size_t                           n_purged_ = 0;   // of the purge list, those tried

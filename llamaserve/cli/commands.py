@@ -21,6 +21,7 @@ from llamaserve.cli.conversation import Conversation
 from llamaserve.cli.flag_groups import with_flag_groups
 from llamaserve.cli.flags import (
     MODEL_HELP,
+    CacheFlags,
     EngineFlags,
     HttpFlags,
     ModelFlag,
@@ -36,7 +37,7 @@ from llamaserve.cli.parts import Parts
 from llamaserve.cli.progress import DownloadBar, LoadBar
 from llamaserve.cli.serving import serve as run_serve
 from llamaserve.cli.terminal import read_prompt, reader_of_lines
-from llamaserve.config import SchedulerConfig
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.errors import BadTemplate, LlamaServeError
 from llamaserve.models import DEFAULT_MODEL, model_name
 from llamaserve.request_options import DEFAULT_MAX_TOKENS
@@ -86,7 +87,13 @@ def _root(
 @app.command()
 @with_flag_groups
 def serve(
-    ctx: typer.Context, *, engine: EngineFlags, slots: SlotFlags, http: HttpFlags, model: ModelFlag = DEFAULT_MODEL
+    ctx: typer.Context,
+    *,
+    engine: EngineFlags,
+    slots: SlotFlags,
+    cache: CacheFlags,
+    http: HttpFlags,
+    model: ModelFlag = DEFAULT_MODEL,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
     parts, console = _parts(ctx), _progress_console()
@@ -95,6 +102,7 @@ def serve(
         parts,
         engine.config(path, slots.parallel),
         slots.config(engine.profile),
+        cache.config,
         http.config,
         model_name=http.alias or model_name(model),
         progress_console=console,
@@ -253,9 +261,10 @@ def _resolve(parts: Parts, model: str, console: Console) -> Path:
 
 
 def _open_server(parts: Parts, model: str, engine: EngineFlags) -> Server:
-    """A server for one caller: one slot, which has the whole context."""
+    """A server for one caller: one slot, which has the whole context; what it computed stays there, without copies."""
     console = _progress_console()
     config = engine.config(_resolve(parts, model, console), n_slots=1)
     name = model_name(model)
     with LoadBar(console, name) as bar:
-        return Server.from_service(parts.load_service(config, SchedulerConfig(), name, bar.advance))
+        service = parts.load_service(config, SchedulerConfig(), name, bar.advance, cache=CacheConfig(cache_ram=0))
+        return Server.from_service(service)

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from llamaserve.config import MAX_SEQUENCES, EngineConfig, FlashAttention, HttpConfig, Profile, SchedulerConfig
+from llamaserve.cli.cache_folder import CacheFolder
+from llamaserve.config import (
+    DEFAULT_CACHE_DISK_GIB,
+    MAX_SEQUENCES,
+    CacheConfig,
+    EngineConfig,
+    FlashAttention,
+    HttpConfig,
+    Profile,
+    SchedulerConfig,
+)
 from llamaserve.models import DEFAULT_MODEL
 from llamaserve.request import SamplingParams
 from llamaserve.request_options import SamplingOptions
@@ -18,11 +28,13 @@ MODEL_HELP = f'A .gguf file, "{DEFAULT_MODEL}" (fetched on first use), or "hf:ow
 
 _ENGINE = EngineConfig(model_path=Path())
 _SCHEDULER = SchedulerConfig()
+_CACHE = CacheConfig()
 _HTTP = HttpConfig()
 _SAMPLING = SamplingParams()
 
 _model = partial(typer.Option, rich_help_panel="Model and context")
 _slots = partial(typer.Option, rich_help_panel="Slots and queue")
+_cache = partial(typer.Option, rich_help_panel="Prefix cache")
 _http = partial(typer.Option, rich_help_panel="HTTP")
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
 
@@ -135,19 +147,80 @@ class SlotFlags:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheFlags:
+    """What is kept of computed prompts."""
+
+    cache_prompt: Annotated[
+        bool,
+        _cache(
+            "--cache-prompt/--no-cache-prompt",
+            envvar="LLAMASERVE_CACHE_PROMPT",
+            help="Reuse computed prefixes; a request may say otherwise.",
+        ),
+    ] = _CACHE.cache_prompt
+    cache_ram: Annotated[
+        int,
+        _cache(
+            "--cache-ram",
+            "-cram",
+            envvar="LLAMASERVE_CACHE_RAM",
+            min=0,
+            max=2**31 - 1,
+            help="MiB for copies of prefixes that made room; 0 = none.",
+        ),
+    ] = _CACHE.cache_ram
+    cache_disk: Annotated[
+        CacheFolder | None,
+        _cache(
+            "--cache-disk",
+            envvar="LLAMASERVE_CACHE_DISK",
+            parser=CacheFolder.parse,
+            metavar="DIR[,GiB]",
+            help=f"Folder for such copies, kept over restarts, and its size ({DEFAULT_CACHE_DISK_GIB:g} GiB).",
+            show_default="none",
+        ),
+    ] = None
+    slot_prompt_similarity: Annotated[
+        float,
+        _cache(
+            "--slot-prompt-similarity",
+            "-sps",
+            min=0,
+            max=1,
+            help="Where slots cannot share: part of a prompt a slot must have to be taken for it; 0 = any slot.",
+        ),
+    ] = _CACHE.slot_prompt_similarity
+
+    @property
+    def config(self) -> CacheConfig:
+        """The configuration of the prefix cache. Raises ConfigError."""
+        folder = self.cache_disk
+        return CacheConfig(
+            cache_prompt=self.cache_prompt,
+            cache_ram=self.cache_ram,
+            cache_disk=None if folder is None else folder.path,
+            cache_disk_gib=DEFAULT_CACHE_DISK_GIB if folder is None else folder.gib,
+            slot_prompt_similarity=self.slot_prompt_similarity,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class HttpFlags:
-    """Where the server listens."""
+    """Where the server listens, and what it shows."""
 
     host: Annotated[str, _http("--host", help="Address to listen on.")] = _HTTP.host
     port: Annotated[int, _http("--port", min=0, max=65535, help="0 = the system chooses one.")] = _HTTP.port
     alias: Annotated[
         str | None, _http("--alias", "-a", help="The model's name for clients.", show_default="-m, or its file's name")
     ] = None
+    show_slots: Annotated[bool, _http("--slots/--no-slots", help="Show at /slots what each slot does.")] = (
+        _HTTP.shows_slots
+    )
 
     @property
     def config(self) -> HttpConfig:
         """The HTTP server's configuration. Raises ConfigError."""
-        return HttpConfig(host=self.host, port=self.port)
+        return HttpConfig(host=self.host, port=self.port, shows_slots=self.show_slots)
 
 
 @dataclass(frozen=True, slots=True)

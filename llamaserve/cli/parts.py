@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llamaserve.cli.model_facts import GgufHeader
-from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig
+from llamaserve.config import CacheConfig, EngineConfig, HttpConfig, SchedulerConfig
 from llamaserve.models import DownloadProgress
 from llamaserve.service import Service
 
@@ -17,6 +17,20 @@ class Resolve(Protocol):
     """``llamaserve.models.resolve``."""
 
     def __call__(self, source: str, *, progress: DownloadProgress) -> Path: ...
+
+
+class LoadService(Protocol):
+    """``llamaserve.load_service.load_service``."""
+
+    def __call__(
+        self,
+        engine_config: EngineConfig,
+        scheduler_config: SchedulerConfig,
+        model_name: str,
+        progress: Callable[[float], bool],
+        *,
+        cache: CacheConfig,
+    ) -> Service: ...
 
 
 class RunServer(Protocol):
@@ -30,10 +44,6 @@ class RunServer(Protocol):
         on_ready: Callable[[Service, str], None],
         cancel_load: Callable[[], None] | None = None,
     ) -> None: ...
-
-
-LoadService = Callable[[EngineConfig, SchedulerConfig, str, Callable[[float], bool]], Service]
-"""Loads a model under a name; the last argument is told the fraction done and answers whether to go on."""
 
 
 @dataclass(frozen=True, slots=True)

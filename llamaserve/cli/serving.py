@@ -13,7 +13,7 @@ from rich.console import Console
 from llamaserve.cli.model_facts import parameters, quantisation
 from llamaserve.cli.parts import Parts
 from llamaserve.cli.progress import LoadBar
-from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig
+from llamaserve.config import CacheConfig, EngineConfig, HttpConfig, SchedulerConfig
 from llamaserve.service import Service
 
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -23,6 +23,7 @@ def serve(
     parts: Parts,
     engine_config: EngineConfig,
     scheduler_config: SchedulerConfig,
+    cache_config: CacheConfig,
     http_config: HttpConfig,
     *,
     model_name: str,
@@ -35,7 +36,7 @@ def serve(
 
     def load() -> Service:
         with bar:
-            return parts.load_service(engine_config, scheduler_config, model_name, bar.advance)
+            return parts.load_service(engine_config, scheduler_config, model_name, bar.advance, cache=cache_config)
 
     parts.run_server(load, http_config, on_ready=print_ready, cancel_load=bar.cancel)
 

@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from llamaserve.engine.fake_memory import FakeCells, FakeState
+from llamaserve.engine.fake_text import (
+    BOS,
+    EOS,
+    N_VOCAB,
+    Continuation,
+    FakeVocabulary,
+    check_token,
+    letters,
+    scripted,
+)
 from llamaserve.engine.port import (
     MemoryKind,
     ModelInfo,
     PromptPiece,
     RowError,
+    SavedState,
     SequenceSpec,
     StepFlag,
     StepPlan,
@@ -23,40 +35,25 @@ from llamaserve.engine.port import (
     SuspendedSequence,
     Ticket,
 )
-from llamaserve.errors import BadToken, ConfigError, EngineDown, EngineError
+from llamaserve.errors import ConfigError, EngineDown, EngineError
 
-EOS = 256
-BOS = 257
-N_VOCAB = 258
-SPECIAL_TEXT = {b"<eos>": EOS, b"<bos>": BOS}
-"""How control tokens are written in a text."""
+__all__ = [
+    "BOS",
+    "EOS",
+    "N_VOCAB",
+    "Continuation",
+    "FakeEngine",
+    "FakeFlag",
+    "FakeRow",
+    "FakeState",
+    "FakeSuspended",
+    "FakeVocabulary",
+    "letters",
+    "scripted",
+]
 
-Continuation = Callable[[tuple[int, ...]], int]
-"""All tokens of a sequence, prompt and drawn, to the next one."""
-
-
-def letters(history: tuple[int, ...]) -> int:
-    """A lower-case letter that depends on the history; never ends."""
-    recent = 0
-    for token in history[-3:]:
-        recent = recent * 31 + token
-    return ord("a") + (recent * 7 + len(history) * 11) % 26
-
-
-def scripted(replies: Mapping[str, str | bytes]) -> Continuation:
-    """Answers each prompt, given without BOS, with its reply and an EOS; a prompt that is not listed with an EOS."""
-    texts = {prompt.encode(): reply.encode() if isinstance(reply, str) else reply for prompt, reply in replies.items()}
-
-    def continuation(history: tuple[int, ...]) -> int:
-        written = bytes(token for token in history if token < EOS)
-        for prompt in sorted(texts, key=len, reverse=True):
-            if written.startswith(prompt):
-                reply = texts[prompt]
-                n_said = len(written) - len(prompt)
-                return reply[n_said] if n_said < len(reply) else EOS
-        return EOS
-
-    return continuation
+N_SHARED_IDS = 256
+"""``n_ids`` of an engine that can share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,61 +88,27 @@ class FakeFlag:
         return self._event.wait(timeout_s)
 
 
-class FakeVocabulary:
-    """Bytes 0 to 255, then EOS and BOS."""
-
-    @property
-    def n_tokens(self) -> int:
-        """258."""
-        return N_VOCAB
-
-    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """The UTF-8 bytes; ``add_special`` puts BOS in front, ``parse_special`` reads "<eos>" and "<bos>"."""
-        tokens = [BOS] if add_special else []
-        rest = text.encode()
-        while rest:
-            special = next((name for name in SPECIAL_TEXT if parse_special and rest.startswith(name)), None)
-            tokens.append(rest[0] if special is None else SPECIAL_TEXT[special])
-            rest = rest[1 if special is None else len(special) :]
-        return tokens
-
-    def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
-        """The bytes; ``special`` writes control tokens out. Raises BadToken."""
-        names = {token: name for name, token in SPECIAL_TEXT.items()}
-        for token in tokens:
-            _check_token(token)
-        return b"".join(bytes([token]) if token < EOS else names[token] if special else b"" for token in tokens)
-
-    def is_eog(self, token: int) -> bool:
-        """Whether the token is EOS. Raises BadToken."""
-        _check_token(token)
-        return token == EOS
-
-
 class _Sequence:
-    """Tokens whose KV exists, and the one drawn last."""
+    """What is kept of an open sequence beside its cells."""
 
-    __slots__ = ("broken", "computed", "drawn", "n_recompute", "spec")
+    __slots__ = ("broken", "drawn", "n_recompute", "spec")
 
     def __init__(self, spec: SequenceSpec) -> None:
         self.spec = spec
-        self.computed: list[int] = []
         self.drawn: int | None = None
+        """The token drawn last; it has no cell yet."""
         self.n_recompute = 0
+        """Tokens that one resumed without its cells had."""
         self.broken: str | None = None
-
-    @property
-    def is_recomputing(self) -> bool:
-        """Whether it was resumed without its cells and has not got all of them back."""
-        return len(self.computed) < self.n_recompute
 
 
 class FakeSuspended:
-    """A SuspendedSequence; a cell takes one byte."""
+    """A SuspendedSequence, with the tokens of its cells where it keeps them."""
 
-    def __init__(self, sequence: _Sequence, *, has_cells: bool) -> None:
+    def __init__(self, sequence: _Sequence, cells: tuple[int, ...] | None, bytes_per_cell: int) -> None:
         self.sequence: _Sequence | None = sequence
-        self.n_bytes = len(sequence.computed) if has_cells else 0
+        self.cells = cells
+        self.n_bytes = 0 if cells is None else len(cells) * bytes_per_cell
 
 
 class FakeEngine:
@@ -156,11 +119,15 @@ class FakeEngine:
     cells are shared by all sequences, one of them holds at most ``n_ctx_seq``. A step that runs ahead takes no time and
     no cell: only the next ``submit`` sees that it was there.
 
-    For tests: ``plans`` and ``opened`` keep what was asked, ``fail_row``, ``fail_step`` and ``lose_context`` script
-    failures, and ``before_step`` is called with plan and flag while a step runs; it may block or raise. ``ran_ahead``
-    has for every plan whether it ran ahead.
+    ``can_share`` lets ids share cells, and has 256 of them. Memory without ``can_trim`` is like a recurrent state: it
+    forgets all or nothing and has checkpoints, whose copies hold every token. A copy takes ``bytes_per_cell`` for each.
 
-    Raises ConfigError when ``n_batch`` is below ``n_slots``.
+    For tests: ``plans`` and ``opened`` keep what was asked, the ``fail_`` methods and ``lose_context`` script failures,
+    and ``before_step`` is called with plan and flag while a step runs; it may block or raise. ``ran_ahead`` has for
+    every plan whether it ran ahead.
+
+    Raises ConfigError when ``n_batch`` is below ``n_slots``, when memory can share but not trim, or when a cell takes
+    no byte.
     """
 
     def __init__(
@@ -173,10 +140,17 @@ class FakeEngine:
         continuation: Continuation = letters,
         step_s: float = 0.0,
         can_rewind: bool = True,
+        can_share: bool = True,
+        can_trim: bool = True,
+        bytes_per_cell: int = 1,
         before_step: Callable[[StepPlan, FakeFlag | None], None] | None = None,
     ) -> None:
         if n_batch < n_slots:
             raise ConfigError(f"n_batch is {n_batch}: it must be at least n_slots, {n_slots}")
+        if can_share and not can_trim:
+            raise ConfigError("memory that cannot be trimmed cannot share: pass can_share=False too")
+        if bytes_per_cell < 1:
+            raise ConfigError(f"bytes_per_cell is {bytes_per_cell}: it must be at least 1")
         self.plans: list[StepPlan] = []
         self.ran_ahead: list[bool] = []
         self.opened: list[SequenceSpec] = []
@@ -196,8 +170,14 @@ class FakeEngine:
         self._ahead_rows: tuple[int, ...] = ()
         self._n_failing_rewinds = 0
         self._report = StepReport()
+        self._purge_list: deque[int] = deque()
         self._n_tickets = 0
-        self._n_used = 0
+        self._can_share = can_share
+        self._can_trim = can_trim
+        self._bytes_per_cell = bytes_per_cell
+        self._n_ids = N_SHARED_IDS if can_share else n_slots
+        self._cells = FakeCells(self._n_ids)
+        self._n_failing: dict[str, int] = {}
         self._info = ModelInfo(
             architecture="fake",
             description="fake bytes",
@@ -206,7 +186,7 @@ class FakeEngine:
             n_ctx_train=n_ctx,
             n_embd=1,
             n_vocab=N_VOCAB,
-            memory=MemoryKind.KV,
+            memory=MemoryKind.KV if can_trim else MemoryKind.RECURRENT,
             n_ctx=n_ctx,
             n_ctx_seq=n_ctx if n_ctx_seq is None else n_ctx_seq,
             n_batch=n_batch,
@@ -225,6 +205,18 @@ class FakeEngine:
     def fail_rewinds(self, count: int) -> None:
         """So many sequences, of the next steps that are taken back, cannot be."""
         self._n_failing_rewinds = count
+
+    def fail_saves(self, count: int) -> None:
+        """The next ``count`` calls of ``save`` and ``checkpoint`` raise EngineError and change nothing."""
+        self._n_failing["save"] = count
+
+    def fail_restores(self, count: int) -> None:
+        """The next ``count`` calls of ``restore`` and ``go_back`` raise EngineError and change nothing."""
+        self._n_failing["restore"] = count
+
+    def fail_adopts(self, count: int) -> None:
+        """The next ``count`` calls of ``adopt`` raise EngineError and change nothing."""
+        self._n_failing["adopt"] = count
 
     def lose_context(self, message: str) -> None:
         """llama.cpp throws in the next step: its rows fail, and later ``open`` and ``submit`` raise EngineDown."""
@@ -246,14 +238,131 @@ class FakeEngine:
         return self._vocab
 
     def open(self, spec: SequenceSpec) -> None:
-        """Start an empty sequence. Raises EngineError, BadToken, EngineDown after ``shutdown``."""
+        """Start a sequence that goes on from the cells its id holds. Raises EngineError, BadToken, EngineDown."""
         self._check_running()
         self.unwind()
         self._check_free(spec.seq_id)
         for token in spec.sampling.logit_bias:
-            _check_token(token, "logit_bias")
+            check_token(token, "logit_bias")
+        for token in spec.history:
+            check_token(token)
         self.opened.append(spec)
         self._sequences[spec.seq_id] = _Sequence(spec)
+
+    @property
+    def can_share(self) -> bool:
+        """As given to the constructor."""
+        return self._can_share
+
+    @property
+    def n_ids(self) -> int:
+        """256 where ids can share cells, else ``n_slots``."""
+        return self._n_ids
+
+    @property
+    def state_layout(self) -> str:
+        """Names the size of a cell and what kind of memory it is."""
+        return f"fake {self._info.memory.value}, {self._bytes_per_cell} bytes per cell"
+
+    def length(self, seq_id: int) -> int:
+        """Cells an id holds. Raises EngineError, EngineDown."""
+        self._check_memory(seq_id)
+        return self._cells.length(seq_id)
+
+    def tokens(self, seq_id: int) -> tuple[int, ...]:
+        """For tests: the tokens of the cells an id holds."""
+        return self._cells.tokens(seq_id)
+
+    def adopt(self, seq_id: int, source: int, n_tokens: int) -> None:
+        """Share the cells of another id, up to its first ``n_tokens``. Raises EngineError, EngineDown."""
+        self._check_memory(seq_id)
+        self._check_memory(source)
+        self._check_scripted("adopt")
+        if not self._can_share:
+            raise EngineError("memory cannot share cells")
+        if seq_id == source:
+            raise EngineError(f"sequence {seq_id} cannot adopt from itself")
+        if not self._cells.length(seq_id) < n_tokens <= self._cells.length(source):
+            raise EngineError(
+                f"sequence {seq_id}, which holds {self._cells.length(seq_id)} tokens, cannot hold {n_tokens} of the "
+                f"{self._cells.length(source)} of sequence {source}"
+            )
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None:
+            self._check_adopts(seq_id, sequence, n_tokens)
+        self._cells.share(seq_id, source, n_tokens)
+
+    def trim(self, seq_id: int, n_tokens: int) -> bool:
+        """Forget what an id holds from there on. Raises EngineError, EngineDown."""
+        self._check_memory(seq_id)
+        self._check_not_open(seq_id)
+        n_held = self._cells.length(seq_id)
+        if not 0 <= n_tokens <= n_held:
+            raise EngineError(f"sequence {seq_id} holds {n_held} tokens: it cannot be cut to {n_tokens}")
+        if not self._can_trim and 0 < n_tokens < n_held:
+            return False
+        self._cells.trim(seq_id, n_tokens)
+        return True
+
+    def save(self, seq_id: int, start: int, max_bytes: int) -> FakeState | None:
+        """A copy of the tokens from ``start`` on. Raises EngineError, EngineDown."""
+        self._check_memory(seq_id)
+        self._check_scripted("save")
+        if start > 0 and not self._can_share:
+            raise EngineError(f"a copy from position {start} on cannot be made: memory cannot share cells")
+        if not 0 <= start < self._cells.length(seq_id):
+            raise EngineError(
+                f"sequence {seq_id} holds {self._cells.length(seq_id)} tokens, none from position {start} on"
+            )
+        if (self._cells.length(seq_id) - start) * self._bytes_per_cell > max_bytes:
+            return None
+        return FakeState.of(self._cells.tokens(seq_id, start), start, self._bytes_per_cell)
+
+    def load_state(self, data: bytes | memoryview, start: int, end: int) -> FakeState:
+        """A state from its bytes. Raises EngineError."""
+        _check_range(start, end)
+        return FakeState(bytes(data), start, end)
+
+    def restore(self, seq_id: int, state: SavedState) -> bool:
+        """Compute what was saved, as it were. Raises EngineError, EngineDown."""
+        self._check_memory(seq_id)
+        self._check_not_open(seq_id)
+        self._check_scripted("restore")
+        own = self._own_state(state, is_checkpoint=False)
+        if state.start > 0 and not self._can_share:
+            raise EngineError(f"a state that starts at position {state.start} cannot be restored: memory cannot share")
+        if self._cells.length(seq_id) != state.start:
+            raise EngineError(
+                f"sequence {seq_id} holds {self._cells.length(seq_id)} tokens, the state starts at {state.start}"
+            )
+        if state.end > self._info.n_ctx_seq or self._cells.n_used + state.end - state.start > self._info.n_ctx:
+            return False
+        self._cells.append(seq_id, own.tokens(self._bytes_per_cell))
+        return True
+
+    def checkpoint(self, seq_id: int, max_bytes: int) -> FakeState | None:
+        """The tokens an id holds, where memory cannot be trimmed. Raises EngineError, EngineDown."""
+        self._check_memory(seq_id)
+        if self._cells.length(seq_id) == 0:
+            raise EngineError(f"sequence {seq_id} holds no token")
+        state = None if self._can_trim else self.save(seq_id, 0, max_bytes)
+        if state is not None:
+            state.is_checkpoint = True
+        return state
+
+    def go_back(self, seq_id: int, checkpoint: SavedState) -> bool:
+        """Have an id hold what it held then. Raises EngineError, EngineDown.
+
+        Stricter than the real one: EngineError also when the id has not kept the tokens of the checkpoint.
+        """
+        self._check_memory(seq_id)
+        self._check_not_open(seq_id)
+        self._check_scripted("restore")
+        tokens = self._own_state(checkpoint, is_checkpoint=True).tokens(self._bytes_per_cell)
+        if self._cells.tokens(seq_id)[: len(tokens)] != tokens:
+            raise EngineError(f"sequence {seq_id} does not hold the {len(tokens)} tokens of the checkpoint any more")
+        self._cells.trim(seq_id, len(tokens))
+        return True
 
     @property
     def can_rewind(self) -> bool:
@@ -289,6 +398,7 @@ class FakeEngine:
         _, plan, flag = self._pending
         self._pending = None
         self._report = StepReport(ran_ahead=self.ran_ahead[-1])
+        self._purge_list = deque(plan.purge)
         if self.before_step is not None:
             self.before_step(plan, flag)
         if self._step_s:
@@ -333,9 +443,13 @@ class FakeEngine:
         sequence = self._sequences.get(seq_id)
         if sequence is None or sequence.drawn is None or sequence.broken is not None:
             raise EngineError(f"sequence {seq_id} is not open, has drawn nothing or is broken")
-        suspended = FakeSuspended(
-            sequence, has_cells=not sequence.is_recomputing and len(sequence.computed) <= max_bytes
-        )
+        cells = self._cells.tokens(seq_id)
+        if self._is_recomputing(seq_id) or len(cells) * self._bytes_per_cell > max_bytes:
+            sequence.n_recompute = max(len(cells), sequence.n_recompute)
+            suspended = FakeSuspended(sequence, None, self._bytes_per_cell)
+        else:
+            sequence.n_recompute = 0
+            suspended = FakeSuspended(sequence, cells, self._bytes_per_cell)
         self.close(seq_id)
         return suspended
 
@@ -347,14 +461,16 @@ class FakeEngine:
         if not isinstance(suspended, FakeSuspended) or suspended.sequence is None:
             raise EngineError("a sequence suspended by this engine can be resumed once")
         sequence = suspended.sequence
-        if suspended.n_bytes == 0:
-            sequence.n_recompute = max(len(sequence.computed), sequence.n_recompute)
-            sequence.computed = []
-        elif self._n_used + len(sequence.computed) > self._info.n_ctx:
-            return False
+        n_held = self._cells.length(seq_id)
+        if n_held > (sequence.n_recompute if suspended.cells is None else 0):
+            raise EngineError(f"sequence {seq_id} holds {n_held} tokens, which the suspended one cannot go on from")
+        if suspended.cells is not None:
+            if self._cells.n_used + len(suspended.cells) > self._info.n_ctx:
+                return False
+            self._cells.append(seq_id, suspended.cells)
         suspended.sequence = None
+        suspended.cells = None
         self._sequences[seq_id] = sequence
-        self._n_used += len(sequence.computed)
         return True
 
     def step(self, plan: StepPlan, flag: StepFlag | None = None) -> list[FakeRow]:
@@ -365,19 +481,20 @@ class FakeEngine:
         """A flag for one step."""
         return FakeFlag()
 
-    def close(self, seq_id: int) -> bool:
-        """Forget the sequence; whether it was open."""
+    def close(self, seq_id: int, *, keep: bool = False) -> bool:
+        """End the sequence; whether it was open."""
         self.unwind()
         self._row_failures.pop(seq_id, None)
         sequence = self._sequences.pop(seq_id, None)
         if sequence is None:
             return False
-        self._n_used -= len(sequence.computed)
+        if not keep or sequence.broken is not None:
+            self._cells.trim(seq_id, 0)
         return True
 
     def used_cells(self) -> int:
-        """Tokens computed, over all open sequences."""
-        return self._n_used
+        """Cells that any id holds, each counted once."""
+        return self._cells.n_used
 
     def shutdown(self) -> None:
         """Refuse everything from now on."""
@@ -386,17 +503,51 @@ class FakeEngine:
         self._pending = None
         self._ahead_rows = ()
         self._sequences.clear()
-        self._n_used = 0
+        self._cells = FakeCells(self._n_ids)
 
     def _check_running(self) -> None:
         if self._why_down is not None:
             raise EngineDown(self._why_down)
 
+    def _check_id(self, seq_id: int) -> None:
+        if not 0 <= seq_id < self._n_ids:
+            raise EngineError(f"sequence {seq_id} is out of range (0..{self._n_ids - 1})")
+
+    def _check_memory(self, seq_id: int) -> None:
+        self._check_running()
+        self.unwind()
+        self._check_id(seq_id)
+
+    def _check_not_open(self, seq_id: int) -> None:
+        if seq_id in self._sequences:
+            raise EngineError(f"sequence {seq_id} is open")
+
+    def _check_scripted(self, what: str) -> None:
+        if self._n_failing.get(what, 0) > 0:
+            self._n_failing[what] -= 1
+            raise EngineError(f"scripted failure of {what}")
+
+    def _check_adopts(self, seq_id: int, sequence: _Sequence, n_tokens: int) -> None:
+        if sequence.broken is not None:
+            raise EngineError(f"sequence {seq_id} can only be closed: {sequence.broken}")
+        if sequence.drawn is not None and n_tokens > sequence.n_recompute:
+            raise EngineError(f"sequence {seq_id} has drawn a token already")
+
+    def _own_state(self, state: SavedState, *, is_checkpoint: bool) -> FakeState:
+        if not isinstance(state, FakeState):
+            raise EngineError(f"a {type(state).__name__} was not saved by this engine")
+        if state.is_checkpoint != is_checkpoint:
+            raise EngineError("a checkpoint can only be gone back to, and a copy of a sequence only be restored")
+        return state
+
     def _check_free(self, seq_id: int) -> None:
         if not 0 <= seq_id < self._info.n_slots:
             raise EngineError(f"sequence {seq_id} is out of range (0..{self._info.n_slots - 1})")
-        if seq_id in self._sequences:
-            raise EngineError(f"sequence {seq_id} is open")
+        self._check_not_open(seq_id)
+
+    def _is_recomputing(self, seq_id: int) -> bool:
+        """Whether it was resumed without its cells and has not got all of them back."""
+        return self._cells.length(seq_id) < self._sequences[seq_id].n_recompute
 
     def _check_plan(self, plan: StepPlan) -> None:
         ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
@@ -408,6 +559,7 @@ class FakeEngine:
             if seq_id not in self._sequences:
                 raise EngineError(f"sequence {seq_id} is not open")
         for seq_id in plan.purge:
+            self._check_id(seq_id)
             if seq_id in self._sequences:
                 raise EngineError(f"sequence {seq_id} is open: it cannot be purged")
         n_tokens = len(plan.decode) + sum(len(piece.tokens) for piece in plan.pieces)
@@ -415,22 +567,23 @@ class FakeEngine:
             raise EngineError(f"the plan holds {n_tokens} tokens, at most {self._info.n_batch} are allowed")
         for seq_id in plan.decode:
             sequence = self._sequences[seq_id]
-            if sequence.broken is None and (sequence.drawn is None or sequence.is_recomputing):
+            if sequence.broken is None and (sequence.drawn is None or self._is_recomputing(seq_id)):
                 raise EngineError(f"sequence {seq_id} has drawn no token yet, or has not all of its cells back")
         for piece in plan.pieces:
             self._check_piece(piece)
 
     def _check_piece(self, piece: PromptPiece) -> None:
         sequence = self._sequences[piece.seq_id]
-        if sequence.is_recomputing:
-            if piece.is_last or len(sequence.computed) + len(piece.tokens) > sequence.n_recompute:
+        if self._is_recomputing(piece.seq_id):
+            n_after = self._cells.length(piece.seq_id) + len(piece.tokens)
+            if piece.is_last or n_after > sequence.n_recompute:
                 raise EngineError(f"sequence {piece.seq_id} draws nothing before it has its cells back")
         elif sequence.drawn is not None:
             raise EngineError(f"sequence {piece.seq_id} has its prompt already")
         if not piece.tokens:
             raise EngineError(f"the piece of sequence {piece.seq_id} is empty")
         for token in piece.tokens:
-            _check_token(token)
+            check_token(token)
 
     def _decode(self, seq_id: int) -> FakeRow:
         drawn = self._sequences[seq_id].drawn
@@ -444,14 +597,13 @@ class FakeEngine:
         if failures:
             error = failures.popleft()
             return self._fail(seq_id, error, f"scripted {error.value}")
-        n_after = len(sequence.computed) + len(tokens)
-        if n_after > self._info.n_ctx_seq or self._n_used + len(tokens) > self._info.n_ctx:
+        n_after = self._cells.length(seq_id) + len(tokens)
+        if n_after > self._info.n_ctx_seq or not self._has_room(len(tokens)):
             return self._fail(seq_id, RowError.CONTEXT_FULL, "no cell left")
-        sequence.computed.extend(tokens)
-        self._n_used += len(tokens)
+        self._cells.append(seq_id, tokens)
         if not draw:
             return FakeRow(seq_id)
-        token = self._continuation(tuple(sequence.computed))
+        token = self._continuation(self._cells.tokens(seq_id))
         sampling = sequence.spec.sampling
         if token == EOS and (sampling.ignore_eos or sampling.logit_bias.get(EOS) == float("-inf")):
             token = ord(".")
@@ -459,17 +611,24 @@ class FakeEngine:
         is_eog = token == EOS
         return FakeRow(seq_id, token, is_eog, bytes([token]) if token < EOS else b"")
 
+    def _has_room(self, n_cells: int) -> bool:
+        """Whether so many cells are free, after as many purges as that takes."""
+        while self._cells.n_used + n_cells > self._info.n_ctx and self._purge_list:
+            seq_id = self._purge_list.popleft()
+            if self._cells.length(seq_id) > 0:
+                self._cells.trim(seq_id, 0)
+                self._report = self._report._replace(purged=(*self._report.purged, seq_id))
+        return self._cells.n_used + n_cells <= self._info.n_ctx
+
     def _fail(self, seq_id: int, error: RowError, message: str) -> FakeRow:
         if error is RowError.ABORTED and not self._can_rewind:
             self._sequences[seq_id].broken = message
         if error is RowError.DECODE or self._sequences[seq_id].broken is not None:
-            sequence = self._sequences[seq_id]
-            self._n_used -= len(sequence.computed)
-            sequence.computed.clear()
-            sequence.drawn = None
+            self._cells.trim(seq_id, 0)
+            self._sequences[seq_id].drawn = None
         return FakeRow(seq_id, error=error, message=message)
 
 
-def _check_token(token: int, param: str = "prompt") -> None:
-    if not 0 <= token < N_VOCAB:
-        raise BadToken(token, N_VOCAB, param)
+def _check_range(start: int, end: int) -> None:
+    if not 0 <= start < end:
+        raise EngineError(f"a state from position {start} to {end} has no token")

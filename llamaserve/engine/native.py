@@ -25,6 +25,7 @@ from llamaserve.engine.port import (
     MemoryKind,
     ModelInfo,
     RowOutput,
+    SavedState,
     SequenceSpec,
     StepFlag,
     StepPlan,
@@ -164,8 +165,23 @@ class NativeEngine:
             _logger.warning("llama.cpp: %s", line)
         return cls(model, engine, _usable_template(model))
 
+    @property
+    def can_share(self) -> bool:
+        """True for one pool of cells without a small sliding window, while an id is left beside the slots."""
+        return self._engine.can_share
+
+    @property
+    def n_ids(self) -> int:
+        """255 where ids can share cells, else ``n_slots``."""
+        return self._engine.n_ids
+
+    @property
+    def state_layout(self) -> str:
+        """llama.cpp's commit, and what of the configuration decides how cells are laid out."""
+        return self._engine.state_layout
+
     def open(self, spec: SequenceSpec) -> None:
-        """Start an empty sequence. Raises EngineError, BadToken."""
+        """Start a sequence that goes on from what its id holds. Raises EngineError, BadToken, EngineDown."""
         sampling = spec.sampling
         self._engine.open(
             spec.seq_id,
@@ -180,7 +196,42 @@ class NativeEngine:
             presence_penalty=sampling.presence_penalty,
             ignore_eos=sampling.ignore_eos,
             logit_bias=list(sampling.logit_bias.items()),
+            history=spec.history,
         )
+
+    def length(self, seq_id: int) -> int:
+        """Tokens an id holds. Raises EngineError, EngineDown."""
+        return self._engine.length(seq_id)
+
+    def adopt(self, seq_id: int, source: int, n_tokens: int) -> None:
+        """Share the cells of another id, by metadata. Raises EngineError, also where a sliding window of the source is
+        gone (cells that left it may be reused, with ``swa_full`` too); EngineDown."""
+        self._engine.memory_seq_cp(source, seq_id, n_tokens)
+
+    def trim(self, seq_id: int, n_tokens: int) -> bool:
+        """Forget what an id holds from there on. Raises EngineError, EngineDown."""
+        return self._engine.trim(seq_id, n_tokens)
+
+    def save(self, seq_id: int, start: int, max_bytes: int) -> _engine.SavedState | None:
+        """A copy of what an id holds from ``start`` on; None also where a part of its sliding window is gone. Raises
+        EngineError, EngineDown."""
+        return self._engine.save(seq_id, start, max(0, max_bytes))
+
+    def load_state(self, data: bytes | memoryview, start: int, end: int) -> _engine.SavedState:
+        """A state from its bytes, which are not copied and must not change. Raises EngineError."""
+        return _engine.SavedState(data, start, end)
+
+    def restore(self, seq_id: int, state: SavedState) -> bool:
+        """Put a copy behind what an id holds. Raises EngineError, EngineDown."""
+        return self._engine.restore(seq_id, _own_state(state))
+
+    def checkpoint(self, seq_id: int, max_bytes: int) -> _engine.SavedState | None:
+        """A recurrent state or the cells of a window, as they are now. Raises EngineError, EngineDown."""
+        return self._engine.checkpoint(seq_id, max(0, max_bytes))
+
+    def go_back(self, seq_id: int, checkpoint: SavedState) -> bool:
+        """Have an id hold what it held at the checkpoint. Raises EngineError, EngineDown."""
+        return self._engine.go_back(seq_id, _own_state(checkpoint))
 
     @property
     def can_rewind(self) -> bool:
@@ -231,9 +282,9 @@ class NativeEngine:
         """A flag for one step."""
         return CancelFlag()
 
-    def close(self, seq_id: int) -> bool:
-        """Forget the sequence; whether it was open."""
-        return self._engine.close(seq_id)
+    def close(self, seq_id: int, *, keep: bool = False) -> bool:
+        """End the sequence; whether it was open."""
+        return self._engine.close(seq_id, keep=keep)
 
     @property
     def failure(self) -> str | None:
@@ -241,12 +292,18 @@ class NativeEngine:
         return self._engine.failure
 
     def used_cells(self) -> int:
-        """KV cells held by open sequences."""
+        """Cells in use, each counted once; tokens held, for recurrent and hybrid models."""
         return self._engine.used_cells()
 
     def shutdown(self) -> None:
         """Free the context; the weights go with the last user of the vocabulary or the template."""
         self._engine.shutdown()
+
+
+def _own_state(state: SavedState) -> _engine.SavedState:
+    if not isinstance(state, _engine.SavedState):
+        raise EngineError(f"a {type(state).__name__} was not saved or loaded by this engine")
+    return state
 
 
 def check_gguf_file(path: Path) -> None:

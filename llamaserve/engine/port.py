@@ -18,6 +18,8 @@ calls; the real engine runs the work on its one native worker. Laws, tested on b
   next ``submit`` of just that plan finds it done; any other plan or call takes it back first, and so does ``unwind``:
   then cells and samplers are as if it had not been. A sequence whose cells cannot be removed is broken.
 - ``suspend`` and ``resume`` change nothing of what comes out either.
+- ``adopt``, ``trim``, ``save`` and ``restore`` move cells between ids; tokens drawn after an adopted prefix are those
+  drawn after a computed one, as far as the model's kernels allow.
 - After ``shutdown`` there are errors, never a crash: EngineDown from ``open`` and ``submit``, EngineError for the
   ticket of a step that was outstanding.
 """
@@ -61,6 +63,8 @@ class SequenceSpec:
     seq_id: int
     """0 to n_slots - 1, not open."""
     sampling: SamplingParams
+    history: Sequence[int] = ()
+    """Tokens the penalties look back on before the first is drawn: the end of the prompt, or nothing without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,23 @@ class StepReport(NamedTuple):
     """Whether it was computed before it was submitted."""
 
 
+class SavedState(Protocol):
+    """A copy of cells, or of a recurrent state, outside the context."""
+
+    @property
+    def n_bytes(self) -> int: ...
+    @property
+    def start(self) -> int:
+        """First position it has; the tokens before are not in it."""
+
+    @property
+    def end(self) -> int:
+        """One behind its last position."""
+
+    def view(self) -> memoryview:
+        """Its bytes, not copied."""
+
+
 class SuspendedSequence(Protocol):
     """A sequence that gave its place up, and what it needs to go on; can be resumed once."""
 
@@ -194,9 +215,66 @@ class Engine(Protocol):
     @property
     def vocab(self) -> Vocabulary: ...
 
+    @property
+    def can_share(self) -> bool:
+        """Whether any part of a sequence can be held by others too, by metadata alone, and trimmed anywhere; then ids
+        from ``n_slots`` to ``n_ids - 1`` can hold what no slot has."""
+
+    @property
+    def n_ids(self) -> int:
+        """Sequence ids the memory keeps books for; ``n_slots`` unless it ``can_share``."""
+
+    @property
+    def state_layout(self) -> str:
+        """What a ``SavedState`` depends on beside the model: two engines with the same model and layout can exchange
+        theirs."""
+
     def open(self, spec: SequenceSpec) -> None:
-        """Start an empty sequence with a sampler of its own. Raises EngineError if the id is open or out of range,
-        BadToken if a logit bias names a token outside the vocabulary, EngineDown."""
+        """Start a sequence with a sampler of its own; it goes on from what the memory holds under its id. Raises
+        EngineError if the id is open or out of range, BadToken if a logit bias or the history names a token outside the
+        vocabulary, EngineDown."""
+
+    def length(self, seq_id: int) -> int:
+        """Tokens the memory holds under an id, open or not. Raises EngineError for an id out of range, EngineDown."""
+
+    def adopt(self, seq_id: int, source: int, n_tokens: int) -> None:
+        """Have ``seq_id``, which holds fewer, hold the first ``n_tokens`` of ``source``: those it has and then the
+        source's cells, now held by both. Metadata only. An open ``seq_id`` must be in the middle of its prompt, or
+        of the tokens that it had when it was suspended.
+
+        Raises EngineError, and changes nothing, when memory cannot share, an id is out of range, both are the same, the
+        source holds fewer tokens, ``seq_id`` holds as many, has drawn one or is broken; EngineDown.
+        """
+
+    def trim(self, seq_id: int, n_tokens: int) -> bool:
+        """Have an id that is not open hold its first ``n_tokens`` only, 0 = nothing. False, and nothing changed, where
+        memory cannot forget just the rest (a recurrent state, a sliding window that is gone). Raises EngineError for an
+        open id, one out of range or one that holds fewer, EngineDown."""
+
+    def save(self, seq_id: int, start: int, max_bytes: int) -> SavedState | None:
+        """A copy of what memory holds of an id from position ``start`` on; the sequence goes on as before. None when it
+        takes more than ``max_bytes``, asked before anything is copied (S36), or there is no memory for it. ``start``
+        above 0 needs ``can_share``. Raises EngineError for an id out of range or that holds no token from there on;
+        EngineDown."""
+
+    def load_state(self, data: bytes | memoryview, start: int, end: int) -> SavedState:
+        """A state from the bytes of one that an engine with the same model and ``state_layout`` saved. The bytes are
+        trusted: check them before."""
+
+    def restore(self, seq_id: int, state: SavedState) -> bool:
+        """Put a copy under an id that is not open and holds exactly ``state.start`` tokens. False where it has no room
+        or does not fit this context; the id holds ``state.start`` tokens then. Raises EngineError for an id that is
+        open, out of range or holds another number of tokens, EngineDown."""
+
+    def checkpoint(self, seq_id: int, max_bytes: int) -> SavedState | None:
+        """A copy of what ``trim`` cannot bring back of a sequence, open or not, at its present length: a recurrent
+        state, the cells of a sliding window. None when it takes more than ``max_bytes``, or for memory that can be
+        trimmed anywhere. Raises EngineError for an id out of range or that holds nothing, EngineDown."""
+
+    def go_back(self, seq_id: int, checkpoint: SavedState) -> bool:
+        """Have an id that is not open hold its first ``checkpoint.end`` tokens, which it held when that was made and
+        has kept since. False where that fails; it holds nothing then. Raises EngineError for an id that is open, out of
+        range or holds fewer, EngineDown."""
 
     @property
     def can_rewind(self) -> bool:
@@ -234,26 +312,27 @@ class Engine(Protocol):
         takes at most ``max_bytes``. Raises EngineError if it is not open, has drawn none or is broken; EngineDown."""
 
     def resume(self, seq_id: int, suspended: SuspendedSequence) -> bool:
-        """Open it again under an id that is not open.
+        """Open it again under an id that is not open and holds nothing.
 
-        False, and nothing changed, when its cells have no room. One without a copy of its cells then takes the tokens
-        it had as prompt pieces, none of them the last, and draws nothing before it decodes. Raises EngineError,
-        EngineDown.
+        False, and nothing changed, when its cells have no room. One without a copy of its cells goes on from what the
+        memory holds under its id, which may be the first of the tokens it had; it takes the others as prompt pieces,
+        none of them the last, and draws nothing before it decodes. Raises EngineError, EngineDown.
         """
 
     def new_flag(self) -> StepFlag:
         """A flag for one step."""
 
-    def close(self, seq_id: int) -> bool:
-        """Forget the sequence and free its cells; whether it was open. Never fails."""
+    def close(self, seq_id: int, *, keep: bool = False) -> bool:
+        """End the sequence; whether it was open. Its cells are freed, but for those another id holds too; with ``keep``
+        they stay under its id, unless it is broken. Never fails."""
 
     @property
     def failure(self) -> str | None:
         """Why the engine computes nothing any more (its context was lost, it was shut down); None while it works."""
 
     def used_cells(self) -> int:
-        """KV cells held by open sequences (tokens computed, for memories without cells), as of the step collected
-        last: one that runs ahead is not counted."""
+        """KV cells in use, each counted once however many ids hold it (tokens held, for memories without cells); a
+        step that runs ahead is not counted."""
 
     def shutdown(self) -> None:
         """Free the model; the engine is unusable afterwards. Never fails, may be called twice."""

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from llamaserve.cache.prompt import Prompt
 from llamaserve.engine.port import StepFlag
 from llamaserve.errors import BadRequest, EngineDown, QueueFull
 from llamaserve.request import GenerationRequest
@@ -22,6 +23,7 @@ class Submit:
     """Compute a request; ``submitted_at`` is in clock seconds."""
 
     request: GenerationRequest
+    prompt: Prompt
     submitted_at: float
 
 
@@ -37,7 +39,12 @@ class Stop:
     """Answer everything with EngineDown and end."""
 
 
-Command = Submit | Cancel | Stop
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Look again: something a waiting request needs may be there."""
+
+
+Command = Submit | Cancel | Stop | Wake
 
 
 class Inbox:
@@ -67,7 +74,7 @@ class Inbox:
 
     # Any thread.
 
-    def submit(self, request: GenerationRequest, submitted_at: float) -> None:
+    def submit(self, request: GenerationRequest, prompt: Prompt, submitted_at: float) -> None:
         """Take a request in. Raises EngineDown after ``refuse``, QueueFull when no place is free, BadRequest when a
         live request has the same id."""
         with self._lock:
@@ -81,7 +88,7 @@ class Inbox:
                 self._n_rejected += 1
                 raise QueueFull(self._max_queue)
             self._live.add(request.request_id)
-            self._commands.put(Submit(request, submitted_at))
+            self._commands.put(Submit(request, prompt, submitted_at))
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live. Stops the running step if it now works for nobody."""
@@ -100,6 +107,10 @@ class Inbox:
             self._is_stopping = True
             self._commands.put(Stop())
             self._stop_useless_step()
+
+    def wake(self) -> None:
+        """Have the scheduler look again at who waits."""
+        self._commands.put(Wake())
 
     @property
     def refusal(self) -> EngineDown | None:

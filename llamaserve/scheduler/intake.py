@@ -49,6 +49,7 @@ def finished(work: Work, reason: FinishReason, now: float) -> Finished:
         stop_sequence=work.text.stop_sequence if reason is FinishReason.STOP_SEQUENCE else None,
         prompt_tokens=work.n_prompt,
         completion_tokens=work.n_generated,
+        cached_tokens=work.n_cached,
         timings=Timings(
             queue_s=work.admitted_at - work.submitted_at,
             prefill_s=first - work.admitted_at,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
+from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan
 from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError, RewindFailed
@@ -22,8 +24,10 @@ from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
 from llamaserve.scheduler.intake import finished, take_token
 from llamaserve.scheduler.kv_pressure import Runner, choose_victim, may_come_back
 from llamaserve.scheduler.lookahead import may_run_ahead
+from llamaserve.scheduler.opening import NO_PROMPT, penalty_history, prompt_of
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
 from llamaserve.scheduler.slot import IdleSlots, Slot, SlotState, Work
+from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import Counters, Discard, SchedulerStats
 from llamaserve.scheduler.step_plan import decide_step
 from llamaserve.scheduler.tick_policy import StepKind
@@ -57,10 +61,12 @@ class Scheduler:
         engine: Engine,
         config: SchedulerConfig,
         deliver: Deliver,
+        prefixes: PrefixMemory,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
+        self._prefixes = prefixes
         self._info = engine.info
         self._config = config
         self._deliver_events = deliver
@@ -80,6 +86,8 @@ class Scheduler:
         self._n_failed_steps = 0
         self._is_stopped = False
         self._n_admitted = 0
+        self._must_purge = False
+        """A step found no room although there should be some: the next may forget whatever is parked."""
 
     # Any thread.
 
@@ -90,7 +98,7 @@ class Scheduler:
         live request has the same id.
         """
         check_request(request, self._info)
-        self._inbox.submit(request, self._clock())
+        self._inbox.submit(request, prompt_of(request), self._clock())
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request, waiting (S53) or running; whether it was live. It ends with
@@ -114,7 +122,16 @@ class Scheduler:
             queue_depth=len(self._waiting),
             queue_rejects=self._inbox.n_rejected,
             preempted_requests=len(self._preempted),
+            prefixes=self._prefixes,
         )
+
+    def slots(self) -> Sequence[SlotView]:
+        """What each slot does."""
+        return [SlotView.of(slot) for slot in self._slots]
+
+    def holders(self) -> Sequence[Holder]:
+        """Which sequences hold computed prefixes; may be one tick old."""
+        return self._prefixes.holders()
 
     # Scheduler thread only.
 
@@ -141,6 +158,13 @@ class Scheduler:
         self._deliver()
         return took or step is not None
 
+    def close(self) -> None:
+        """Have what was computed survive where it can; after the last tick."""
+        if self._engine.failure is None:
+            self._prefixes.close()
+        else:
+            self._prefixes.clear()
+
     def fail_all(self, error: EngineDown) -> None:
         """Answer every live request with this error and refuse new ones. Delivers at once; may follow a tick that
         broke off."""
@@ -159,7 +183,9 @@ class Scheduler:
         if isinstance(command, Submit):
             # After a shut-down the request was answered with all the others.
             if self._inbox.refusal is None:
-                self._waiting[command.request.request_id] = command
+                request_id = command.request.request_id
+                self._waiting[request_id] = command
+                self._prefixes.prefetch(request_id, command.prompt, self._inbox.wake)
         elif isinstance(command, Cancel):
             self._cancel_now(command.request_id)
         elif isinstance(command, Stop):
@@ -171,6 +197,7 @@ class Scheduler:
         if slot is not None:
             self._end(slot, Failed(Cancelled()))
         elif self._waiting.pop(request_id, None) is not None or self._preempted.pop(request_id) is not None:
+            self._prefixes.drop_fetch(request_id)
             self._answer(request_id, Failed(Cancelled()))
         # Else it ended in the tick before: it has had its terminal event.
 
@@ -178,12 +205,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Fill idle slots: first with requests that gave their place up, then with new ones."""
-        while (slot := self._slot_to_fill()) is not None:
+        while self._can_admit():
             preempted = self._preempted.first()
             try:
                 if preempted is None:
-                    self._begin_next(slot)
-                elif not self._come_back(slot, preempted):
+                    self._begin_next()
+                elif not self._come_back(preempted):
                     return
             except EngineDown as error:
                 self._give_up(error)  # and answers this one with all the others
@@ -200,86 +227,129 @@ class Scheduler:
         self._preempted.pop(request_id)
         self._answer(request_id, Failed(_as_ours(error)))
 
-    def _slot_to_fill(self) -> Slot | None:
-        """A slot for whoever is next in line; None when nobody is or can begin."""
-        slot = self._idle.first()
-        if slot is None:
-            return None
+    def _can_admit(self) -> bool:
+        """Whether whoever is next in line can begin."""
+        if not self._idle:
+            return False
         preempted = self._preempted.first()
         if preempted is None:
-            return slot if self._waiting else None
-        fits = may_come_back(
+            return bool(self._waiting) and self._next_waiting() is not None
+        return may_come_back(
             n_cells=preempted.work.n_cells,
-            n_free=self._info.n_ctx - self._engine.used_cells(),
+            n_free=self._n_free_cells() + self._prefixes.n_evictable,
             n_ctx=self._info.n_ctx,
             n_running=len(self._running),
         )
-        return slot if fits else None
 
-    def _begin_next(self, slot: Slot) -> None:
-        request_id, entry = self._waiting.popitem(last=False)
-        if not self._open(slot, entry.request):
+    def _n_free_cells(self) -> int:
+        return self._info.n_ctx - self._engine.used_cells()
+
+    def _next_waiting(self) -> Submit | None:
+        """The first that is not waiting for the disk."""
+        waiting = self._waiting.items()
+        return next((entry for key, entry in waiting if not self._prefixes.is_fetching(key)), None)
+
+    def _begin_next(self) -> None:
+        entry = self._next_waiting()
+        if entry is None:
             return
+        del self._waiting[entry.request.request_id]
         self._n_admitted += 1
         work = Work(
             entry.request,
+            entry.prompt,
             submitted_at=entry.submitted_at,
             admitted_at=self._clock(),
             admitted_order=self._n_admitted,
         )
-        slot.begin(work)
-        self._occupy(slot, request_id)
+        self._begin(work)
 
-    def _occupy(self, slot: Slot, request_id: str) -> None:
-        self._idle.take_first()
-        self._running[request_id] = slot
-
-    def _open(self, slot: Slot, request: GenerationRequest) -> bool:
-        """Open the slot's sequence for a request; False when that failed and the request is answered."""
+    def _begin(self, work: Work) -> None:
+        """Give a request a slot, with as much of its prompt as is there; one that cannot be opened is answered."""
+        for running in self._running.values():
+            if running.state is SlotState.GENERATING:
+                self._prefixes.grow(running.seq_id, running.working.tokens_to_show())
+        slot = self._slots[self._prefixes.choose_slot(work.prompt, self._idle.ids())]
+        request_id = work.request.request_id
         try:
-            self._engine.open(SequenceSpec(slot.seq_id, request.sampling))
+            work.reuse(self._prefixes.enter(slot.seq_id, work.prompt))
+            work.piece_ends = self._prefixes.piece_ends(work.prompt)
+            self._engine.open(SequenceSpec(slot.seq_id, work.request.sampling, penalty_history(work.request)))
         except EngineDown:
             raise
         except Exception as error:
-            _logger.exception("request %s: the engine did not open sequence %d", request.request_id, slot.seq_id)
-            self._engine.close(slot.seq_id)
-            self._answer(request.request_id, Failed(_as_ours(error)))
-            return False
-        return True
+            _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
+            self._prefixes.leave(slot.seq_id, None)
+            self._answer(request_id, Failed(_as_ours(error)))
+            return
+        slot.begin(work)
+        self._occupy(slot)
 
-    def _come_back(self, slot: Slot, preempted: Preempted) -> bool:
+    def _occupy(self, slot: Slot) -> None:
+        self._idle.take(slot)
+        self._running[slot.working.request.request_id] = slot
+
+    def _come_back(self, preempted: Preempted) -> bool:
         """Give a preempted request a slot again; False when its cells do not fit after all."""
         work = preempted.work
         request_id = work.request.request_id
         if preempted.suspended is None:
             self._preempted.pop(request_id)
-            if not self._open(slot, work.request):
-                return True
-        elif not self._engine.resume(slot.seq_id, preempted.suspended):
+            self._begin(work)
+            return True
+        slot = self._slots[self._prefixes.choose_slot(NO_PROMPT, self._idle.ids())]
+        self._prefixes.leave(slot.seq_id, None)
+        self._prefixes.make_room(work.n_cells)
+        if not self._engine.resume(slot.seq_id, preempted.suspended):
             if self._running:
                 return False
             self._preempted.pop(request_id)
             self._answer(request_id, Failed(ContextFull(f"no room for its {work.n_cells} KV cells, even alone")))
             return True
-        else:
-            self._preempted.pop(request_id)
+        self._preempted.pop(request_id)
+        self._prefixes.resume(slot.seq_id, work.prompt)
         if preempted.n_bytes:
             slot.go_on(work)
         else:
             work.feed_again()
             slot.begin(work)
-        self._occupy(slot, request_id)
+        self._occupy(slot)
         return True
 
     # Phase 3: decide.
 
     def _decide(self) -> _Step | None:
-        decision = decide_step(self._slots, self._config, self._info, last_kind=self._last_kind)
+        following = self._catch_up()
+        decision = decide_step(self._slots, self._config, self._info, last_kind=self._last_kind, following=following)
         if decision is None:
             return None
         self._last_kind, plan = decision
+        plan = self._with_room(plan)
         seq_ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
         return _Step(plan, [self._slots[seq_id] for seq_id in seq_ids])
+
+    def _catch_up(self) -> Collection[int]:
+        """Have those that wait for others' tokens adopt them; the sequences that go on waiting."""
+        following = []
+        for slot in self._running.values():
+            if slot.state is SlotState.PREFILLING and not slot.working.is_recomputing:
+                n_held, waits = self._prefixes.catch_up(slot.seq_id)
+                slot.working.reuse(n_held)
+                if waits:
+                    following.append(slot.seq_id)
+        return following
+
+    def _with_room(self, plan: StepPlan) -> StepPlan:
+        """Make room for a step, and for the one that may run ahead of its rows."""
+        n_rows = len(plan.decode) + len(plan.pieces)
+        n_tokens = len(plan.decode) + sum(len(piece.tokens) for piece in plan.pieces)
+        if self._n_free_cells() < n_tokens + n_rows and self._prefixes.n_evictable:
+            self._take_back(Discard.ROOM)
+            self._prefixes.make_room(n_tokens + n_rows)
+        if not self._must_purge:
+            return plan
+        self._must_purge = False
+        return replace(plan, purge=self._prefixes.purge_order())
 
     # Phase 4: run.
 
@@ -308,7 +378,9 @@ class Scheduler:
             _logger.error("a step over the sequences %s came back as %s", expected, got)
             self._fail_step(step, f"the engine answered the sequences {got} for {expected}")
             return None
-        self._counters.count_step(self._engine.report, is_decode=not step.plan.pieces)
+        report = self._engine.report
+        self._prefixes.purged(report.purged)
+        self._counters.count_step(report, is_decode=not step.plan.pieces)
         return outputs
 
     def _may_run_ahead(self, step: _Step) -> bool:
@@ -317,7 +389,7 @@ class Scheduler:
             n_running=len(self._running),
             n_ctx_seq=self._info.n_ctx_seq,
             n_unfinished_prompts=sum(not piece.is_last for piece in step.plan.pieces),
-            can_admit=self._slot_to_fill() is not None,
+            can_admit=self._can_admit(),
         )
 
     def _fail_step(self, step: _Step, message: str) -> None:
@@ -348,6 +420,7 @@ class Scheduler:
                 has_success = True
                 if index < n_decoding:
                     self._counters.decode_tokens += 1
+                    slot.working.n_decoded += 1
                     self._take_token(slot, output, now)
                 else:
                     self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
@@ -358,7 +431,7 @@ class Scheduler:
                 if error is RowError.DECODE:
                     decode_failure = output.message
         if full is not None and len(self._running) == n_running:  # else whoever ended has left room
-            self._relieve(full)
+            self._relieve(full, has_purged=bool(step.plan.purge))
         self._watch_failures(has_success, decode_failure)
 
     def _watch_failures(self, has_success: bool, decode_failure: str | None) -> None:
@@ -379,6 +452,7 @@ class Scheduler:
             self._counters.recomputed_tokens += n_tokens
         else:
             self._counters.prompt_tokens += n_tokens
+            self._prefixes.advance(slot.seq_id, work.n_fed)
         if work.n_left_to_feed == 0:
             slot.generate()
         if piece.is_last:
@@ -407,8 +481,12 @@ class Scheduler:
             self._end(slot, Failed(self._refusal()))
         # Else the step was stopped for others' sake: the row is as before it and runs again.
 
-    def _relieve(self, full: Slot) -> None:
-        """A row found no cell; it is as before. One request gives its place up, so that the others can go on."""
+    def _relieve(self, full: Slot, *, has_purged: bool) -> None:
+        """A row found no cell; it is as before. What nobody uses is forgotten, else one request gives its place up, so
+        that the others can go on."""
+        if not has_purged and self._prefixes.purge_order():
+            self._must_purge = True
+            return
         seq_id = choose_victim([Runner(slot.seq_id, slot.working.admitted_order) for slot in self._running.values()])
         if seq_id is not None:
             self._preempt(self._slots[seq_id])
@@ -426,8 +504,10 @@ class Scheduler:
         try:
             if slot.working.n_generated:
                 suspended = self._engine.suspend(slot.seq_id, self._preempted.n_bytes_left)
+                self._prefixes.suspend(slot.seq_id)
             else:
-                self._engine.close(slot.seq_id)
+                self._prefixes.leave(slot.seq_id, slot.working.tokens_held())
+                slot.working.begin_again()
         except Exception as error:
             _logger.exception("sequence %d could not give its place up", slot.seq_id)
             self._end(slot, Failed(_as_ours(error)))
@@ -447,6 +527,8 @@ class Scheduler:
         if broken:
             _logger.error("the sequences %s could not go back to where they were", list(broken))
             self._broken.update(broken)
+            for seq_id in broken:
+                self._prefixes.lose(seq_id)
 
     def _vacate(self, slot: Slot) -> Work:
         """Take the request out of its slot."""
@@ -463,9 +545,21 @@ class Scheduler:
         self._take_back(Discard.of(event))
         if slot.seq_id in self._broken:
             event = Failed(RewindFailed(f"sequence {slot.seq_id} could not go back to where it was"))
+            is_kept = False
+        else:
+            is_kept = isinstance(event, Finished) or isinstance(event.error, Cancelled)
         work = self._vacate(slot)
-        self._engine.close(slot.seq_id)
+        self._leave(slot.seq_id, work.tokens_held() if is_kept else None)
         self._answer(work.request.request_id, event)
+
+    def _leave(self, seq_id: int, tokens: array[int] | None) -> None:
+        """Close a sequence; what it holds may be kept. Never fails: an engine that is down says so in the next step."""
+        try:
+            self._prefixes.leave(seq_id, tokens)
+        except EngineDown:
+            _logger.info("what sequence %d held is not kept: the engine is down", seq_id)
+        except Exception:
+            _logger.exception("what sequence %d held is not kept", seq_id)
 
     def _answer(self, request_id: str, event: Finished | Failed) -> None:
         self._events.append((request_id, event))
@@ -493,15 +587,9 @@ class Scheduler:
             self._answer(request_id, Failed(EngineDown(*error.args)))
         for slot in self._slots:
             if slot.state is not SlotState.IDLE:
-                slot.release()
+                work = slot.release()
                 self._idle.add(slot)
-                self._close_anyway(slot.seq_id)
-
-    def _close_anyway(self, seq_id: int) -> None:
-        try:
-            self._engine.close(seq_id)
-        except Exception:
-            _logger.exception("sequence %d could not be closed", seq_id)
+                self._leave(slot.seq_id, work.tokens_held() if self._is_stopped else None)
 
     # Phase 6: deliver.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import enum
 import heapq
+from array import array
 from collections.abc import Sequence
 
+from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
 from llamaserve.request import GenerationRequest
 from llamaserve.text.token_text import TokenText
 
@@ -36,18 +38,30 @@ class Work:
         "first_token_at",
         "generated",
         "is_recomputing",
+        "n_cached",
+        "n_decoded",
         "n_fed",
         "n_prompt",
+        "n_shown",
         "n_to_feed",
+        "piece_ends",
+        "prompt",
         "request",
         "submitted_at",
         "text",
     )
 
     def __init__(
-        self, request: GenerationRequest, *, submitted_at: float, admitted_at: float, admitted_order: int
+        self,
+        request: GenerationRequest,
+        prompt: Prompt,
+        *,
+        submitted_at: float,
+        admitted_at: float,
+        admitted_order: int,
     ) -> None:
         self.request = request
+        self.prompt = prompt
         self.n_prompt = len(request.prompt)
         self.generated: list[int] = []
         self.text = TokenText(request.stop)
@@ -56,8 +70,16 @@ class Work:
         self.admitted_order = admitted_order
         self.first_token_at: float | None = None
         self.n_fed = 0
-        """Tokens computed before the first decode row: of the prompt, or of a text that is computed again."""
+        """Tokens it holds before the first decode row: of the prompt, or of a text that is computed again."""
         self.n_to_feed = self.n_prompt
+        self.piece_ends: Sequence[int] = ()
+        """Positions of the prompt where a piece shall end, ascending."""
+        self.n_cached = 0
+        """Of the prompt, tokens that were not computed for it."""
+        self.n_decoded = 0
+        """Drawn tokens that were decoded after what was fed."""
+        self.n_shown = 0
+        """Drawn tokens that the prefix memory knows of."""
         self.is_recomputing = False
         """Whether what is fed was computed before: then no token is drawn at its end."""
 
@@ -76,6 +98,31 @@ class Work:
         """Cells it needs to go on from where it is: the token drawn last is not fed before the next decode."""
         return self.n_prompt + max(0, self.n_generated - 1)
 
+    @property
+    def n_held(self) -> int:
+        """Tokens whose cells its sequence holds."""
+        return self.n_fed + self.n_decoded
+
+    def tokens_held(self) -> array[int]:
+        """Those tokens."""
+        if self.n_held <= self.n_prompt:
+            return self.prompt.tokens[: self.n_held]
+        return self.prompt.tokens + array(TOKEN_TYPE, self.generated[: self.n_held - self.n_prompt])
+
+    def tokens_to_show(self) -> Sequence[int]:
+        """Drawn and decoded tokens the prefix memory has not been told of; they count as told afterwards."""
+        n_known, self.n_shown = self.n_shown, max(0, self.n_held - self.n_prompt)
+        return self.generated[n_known : self.n_shown]
+
+    def reuse(self, n_held: int) -> None:
+        """Its sequence holds the first ``n_held`` tokens of the prompt, and some of them were not computed for it."""
+        self.n_cached += n_held - self.n_fed
+        self.n_fed = n_held
+
+    def begin_again(self) -> None:
+        """Its place was given up in the middle of the prompt."""
+        self.n_fed = self.n_cached = 0
+
     def tokens_to_feed(self, start: int, end: int) -> Sequence[int]:
         """A range of what is computed before the first decode row."""
         if self.is_recomputing and end > self.n_prompt:
@@ -83,10 +130,10 @@ class Work:
         return self.request.prompt[start:end]
 
     def feed_again(self) -> None:
-        """Its cells are lost: prompt and drawn tokens are computed again, the last one excepted."""
-        self.n_fed = 0
+        """Its cells are lost, and it has drawn: prompt and drawn tokens are computed again, the last one excepted."""
+        self.n_fed = self.n_decoded = self.n_shown = 0
         self.n_to_feed = self.n_cells
-        self.is_recomputing = self.n_generated > 0
+        self.is_recomputing = True
 
 
 class Slot:
@@ -148,9 +195,17 @@ class IdleSlots:
         """The slot to fill next; None when all are busy."""
         return self._heap[0][2] if self._heap else None
 
-    def take_first(self) -> None:
-        """It has a request now. Raises IndexError when there is none."""
-        heapq.heappop(self._heap)
+    def ids(self) -> list[int]:
+        """Their sequence ids, that used longest ago first."""
+        return [seq_id for _, seq_id, _ in sorted(self._heap, key=lambda entry: entry[:2])]
+
+    def take(self, slot: Slot) -> None:
+        """It has a request now. Raises ValueError when it was not idle."""
+        if self._heap and self._heap[0][2] is slot:
+            heapq.heappop(self._heap)
+            return
+        self._heap.remove((slot.last_used_tick, slot.seq_id, slot))
+        heapq.heapify(self._heap)
 
     def add(self, slot: Slot) -> None:
         """It is idle again."""

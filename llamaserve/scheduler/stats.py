@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges, PrefixMemory
 from llamaserve.engine.port import ModelInfo, StepReport
 from llamaserve.errors import Cancelled
 from llamaserve.request import Failed, Finished
@@ -18,6 +19,8 @@ class Discard(enum.Enum):
     FINISH = "finish"
     CANCEL = "cancel"
     FAILURE = "failure"
+    ROOM = "room"
+    """Cells were wanted that parked sequences had."""
 
     @classmethod
     def of(cls, event: Finished | Failed) -> Discard:
@@ -74,6 +77,9 @@ class SchedulerStats:
     """Times a batch was halved because it did not fit."""
     failed_steps: int
     """Steps in which nothing worked."""
+    prefix: PrefixCounters
+    """What the prefix memory has done."""
+    prefix_gauges: PrefixGauges
     build_s: float
     decode_s: float
     sample_s: float
@@ -136,6 +142,7 @@ class Counters:
         queue_depth: int,
         queue_rejects: int,
         preempted_requests: int,
+        prefixes: PrefixMemory,
     ) -> SchedulerStats:
         """All numbers as they are now. Any thread."""
         states = [slot.state for slot in slots]
@@ -166,6 +173,8 @@ class Counters:
             kv_purges=self.kv_purges,
             batch_splits=self.batch_splits,
             failed_steps=self.failed_steps,
+            prefix=replace(prefixes.counters),
+            prefix_gauges=prefixes.gauges(),
             build_s=self.build_s,
             decode_s=self.decode_s,
             sample_s=self.sample_s,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import ModelInfo, PromptPiece, StepPlan
 from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
-from llamaserve.scheduler.slot import Slot, SlotState
+from llamaserve.scheduler.slot import Slot, SlotState, Work
 from llamaserve.scheduler.tick_policy import StepKind, choose_step_kind, prompt_budget
 
 
@@ -20,11 +20,19 @@ class Decision(NamedTuple):
 
 
 def decide_step(
-    slots: Sequence[Slot], config: SchedulerConfig, info: ModelInfo, *, last_kind: StepKind
+    slots: Sequence[Slot],
+    config: SchedulerConfig,
+    info: ModelInfo,
+    *,
+    last_kind: StepKind,
+    following: Collection[int] = (),
 ) -> Decision | None:
-    """The next step: decode rows in ascending order, then pieces in the order of admission; None = nothing to do."""
+    """The next step: decode rows in ascending order, then pieces in the order of admission; None = nothing to do.
+
+    Sequences in ``following`` have none: another computes what comes next in their prompts.
+    """
     decoding = [slot.seq_id for slot in slots if slot.state is SlotState.GENERATING]
-    prefilling = [slot for slot in slots if slot.state is SlotState.PREFILLING]
+    prefilling = [slot for slot in slots if slot.state is SlotState.PREFILLING and slot.seq_id not in following]
     kind = choose_step_kind(
         n_decoding=len(decoding),
         n_prefilling=len(prefilling),
@@ -46,7 +54,7 @@ def _cut_pieces(
     if kind is StepKind.PROMPT:
         in_order = in_order[:1]
     sizes = plan_pieces(
-        [PieceSize(seq_id, work.n_left_to_feed) for seq_id, work in in_order],
+        [PieceSize(seq_id, _n_to_boundary(work)) for seq_id, work in in_order],
         budget=prompt_budget(n_decoding=n_decoding, n_batch=info.n_batch, prefill_chunk=config.prefill_chunk),
         prefill_chunk=config.prefill_chunk,
     )
@@ -57,3 +65,12 @@ def _cut_pieces(
         is_last = end == work.n_to_feed and not work.is_recomputing
         pieces.append(PromptPiece(seq_id, work.tokens_to_feed(work.n_fed, end), is_last))
     return pieces
+
+
+def _n_to_boundary(work: Work) -> int:
+    """Tokens a piece may have: one ends where the prefix memory wants to see the sequence (E22)."""
+    if not work.is_recomputing:
+        for end in work.piece_ends:
+            if end > work.n_fed:
+                return end - work.n_fed
+    return work.n_left_to_feed

@@ -6,13 +6,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine
 from llamaserve.errors import EngineDown
 from llamaserve.request import GenerationRequest
 from llamaserve.scheduler.scheduler import Deliver, Scheduler
+from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import SchedulerStats
 
 _logger = logging.getLogger(__name__)
@@ -33,11 +35,12 @@ class SchedulerThread:
         engine: Engine,
         config: SchedulerConfig,
         deliver: Deliver,
+        prefixes: PrefixMemory,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._scheduler = Scheduler(engine, config, deliver, clock=clock)
+        self._scheduler = Scheduler(engine, config, deliver, prefixes, clock=clock)
         self._thread = threading.Thread(target=self._loop, name="llamaserve-scheduler", daemon=True)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -66,6 +69,14 @@ class SchedulerThread:
         """Numbers as they are now."""
         return self._scheduler.stats()
 
+    def slots(self) -> Sequence[SlotView]:
+        """What each slot does."""
+        return self._scheduler.slots()
+
+    def holders(self) -> Sequence[Holder]:
+        """Which sequences hold computed prefixes."""
+        return self._scheduler.holders()
+
     def close(self) -> None:
         """Answer what is left with EngineDown, end the thread, shut the engine down. May be called twice.
 
@@ -80,7 +91,7 @@ class SchedulerThread:
                 # Under the lock: a submit that finds no thread to start must find the refusal.
                 self._scheduler.stop(EngineDown("the server is shutting down"))
                 if not is_started:
-                    self._engine.shutdown()
+                    self._shut_down()
         # A garbage collection may close from the scheduler thread itself, which cannot wait for its own end.
         if is_started and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -111,7 +122,14 @@ class SchedulerThread:
             _logger.exception("the scheduler failed")
             scheduler.fail_all(EngineDown(f"the scheduler failed: {type(error).__name__}: {error}"))
         finally:
-            self._engine.shutdown()
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        try:
+            self._scheduler.close()
+        except Exception:
+            _logger.exception("what was computed could not be kept")
+        self._engine.shutdown()
 
 
 def _loaded_before_fork() -> EngineDown:

@@ -22,6 +22,7 @@ from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.metrics import Metrics
 from llamaserve.server.middleware import RequestScope
 from llamaserve.server.probes import Probes
+from llamaserve.server.slots import Slots
 
 
 def build_app(loader: ServiceLoader, config: HttpConfig, closing: asyncio.Event | None = None) -> Starlette:
@@ -51,6 +52,7 @@ def build_app(loader: ServiceLoader, config: HttpConfig, closing: asyncio.Event 
         routes=[
             *Probes(loader.service).routes(),
             *Metrics(loader.service, __version__).routes(),
+            *Slots(loader.service, are_shown=config.shows_slots).routes(),
             *openai.routes(),
         ],
         middleware=[Middleware(RequestScope)],

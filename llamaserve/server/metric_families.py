@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges
 from llamaserve.scheduler.stats import SchedulerStats
 
 VLLM_ENGINE = "0"
@@ -29,6 +30,9 @@ def own_families(stats: SchedulerStats) -> Iterator[Metric]:
     yield from _request_counters(stats)
     yield from _token_counters(stats)
     yield from _step_counters(stats)
+    yield from _reuse_counters(stats.prefix)
+    yield from _kept_counters(stats.prefix)
+    yield from _prefix_gauges(stats.prefix_gauges)
 
 
 def _gauges(stats: SchedulerStats) -> Iterator[Metric]:
@@ -105,10 +109,63 @@ def _step_counters(stats: SchedulerStats) -> Iterator[Metric]:
     yield _labelled(seconds, {"build": stats.build_s, "decode": stats.decode_s, "sample": stats.sample_s})
 
 
+def _reuse_counters(prefix: PrefixCounters) -> Iterator[Metric]:
+    """What requests found."""
+    yield _counter(
+        "llamaserve_prefix_cache_queries_total",
+        "Requests that looked for a computed prefix of their prompt.",
+        prefix.hits + prefix.misses,
+    )
+    yield _counter("llamaserve_prefix_cache_hits_total", "Those of them that reused at least one token.", prefix.hits)
+    yield _counter("llamaserve_prefix_cache_misses_total", "Those of them that found nothing.", prefix.misses)
+    yield _counter("llamaserve_prefix_query_tokens_total", "Prompt tokens of those requests.", prefix.tokens_queried)
+    sources = {"cells": prefix.tokens_from_cells, "ram": prefix.tokens_from_ram, "disk": prefix.tokens_from_disk}
+    yield _labelled(
+        CounterMetricFamily(
+            "llamaserve_cached_tokens_total", "Prompt tokens that were not computed, by source.", labels=["source"]
+        ),
+        sources,
+    )
+    yield _counter(
+        "llamaserve_unstable_prefixes_total",
+        "Prompts that changed near their beginning, so that the cache could not help.",
+        prefix.unstable_prefixes,
+    )
+
+
+def _kept_counters(prefix: PrefixCounters) -> Iterator[Metric]:
+    """What became of what requests left."""
+    yield _counter("llamaserve_parks_total", "Times a request left a computed prefix behind.", prefix.parked)
+    yield _counter(
+        "llamaserve_merged_tokens_total",
+        "KV cells freed because another sequence had the same tokens.",
+        prefix.merged_tokens,
+    )
+    yield _counter("llamaserve_evictions_total", "Runs of kept KV cells freed to make room.", prefix.evictions)
+    yield _counter("llamaserve_evicted_tokens_total", "Tokens of those runs.", prefix.evicted_tokens)
+    yield _counter("llamaserve_prefix_saves_total", "Copies of prefixes made before they were freed.", prefix.saves)
+    yield _counter("llamaserve_prefix_restores_total", "Copies put back into the KV cache.", prefix.restores)
+
+
+def _prefix_gauges(prefix: PrefixGauges) -> Iterator[Metric]:
+    yield _gauge("llamaserve_prefix_sharing", "1 when any slot can use what another computed.", int(prefix.shares))
+    yield _gauge(
+        "llamaserve_parked_sequences", "Sequences kept for their prefix that no request has.", prefix.parked_sequences
+    )
+    yield _gauge("llamaserve_parked_cells", "KV cells that only these hold.", prefix.parked_cells)
+    yield _gauge("llamaserve_prefix_ram_entries", "Copies of prefixes in RAM.", prefix.ram_entries)
+    yield _gauge("llamaserve_prefix_ram_bytes", "What they take.", prefix.ram_bytes)
+    yield _gauge("llamaserve_prefix_disk_entries", "Copies of prefixes on disk.", prefix.disk_entries)
+    yield _gauge("llamaserve_prefix_disk_bytes", "What they take.", prefix.disk_bytes)
+
+
 def llama_server_families(stats: SchedulerStats) -> Iterator[Metric]:
     """What llama-server's ``/metrics`` has and this server knows; the two about the KV cache are of its older
     versions, and dashboards still ask for them."""
     yield _counter("llamacpp:prompt_tokens_total", "As llamaserve_prompt_tokens_total.", stats.prompt_tokens)
+    yield _counter(
+        "llamacpp:prompt_tokens_cached_total", "As llamaserve_cached_tokens_total.", _cached_tokens(stats.prefix)
+    )
     yield _counter("llamacpp:tokens_predicted_total", "As llamaserve_generated_tokens_total.", stats.generated_tokens)
     yield _gauge("llamacpp:requests_processing", "Slots that are not idle.", stats.active_slots)
     yield _gauge("llamacpp:requests_deferred", "Requests that wait for a slot.", _waiting_requests(stats))
@@ -126,14 +183,12 @@ def vllm_families(stats: SchedulerStats, model_name: str) -> Iterator[Metric]:
         return family
 
     def counter(name: str, meaning: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, meaning, labels=list(labels))
-        family.add_metric(list(labels.values()), value)
-        return family
+        return _counted(name, meaning, labels, value)
 
     yield gauge("vllm:num_requests_running", "Slots that are not idle.", stats.active_slots)
     yield gauge("vllm:num_requests_waiting", "Requests that wait for a slot.", _waiting_requests(stats))
     yield gauge("vllm:kv_cache_usage_perc", "KV cells held, 1 is all of them.", _cell_ratio(stats))
-    yield counter("vllm:prompt_tokens_total", "As llamaserve_prompt_tokens_total.", stats.prompt_tokens)
+    yield from _vllm_prompt_tokens(stats, labels)
     yield counter("vllm:generation_tokens_total", "As llamaserve_generated_tokens_total.", stats.generated_tokens)
     yield counter("vllm:num_preemptions_total", "As llamaserve_preemptions_total.", stats.preemptions)
     # The one family that vLLM does not count by engine.
@@ -142,6 +197,37 @@ def vllm_families(stats: SchedulerStats, model_name: str) -> Iterator[Metric]:
     )
     rejects.add_metric([model_name, "max_num_queued_reqs"], stats.queue_rejects)
     yield rejects
+
+
+def _vllm_prompt_tokens(stats: SchedulerStats, labels: Mapping[str, str]) -> Iterator[Metric]:
+    """Prompt tokens, which vLLM counts whether they were computed or not, and where they came from. Its local cache is
+    what stands in KV cells; whatever is copied back into them comes from outside."""
+    prefix = stats.prefix
+    copied = prefix.tokens_from_ram + prefix.tokens_from_disk
+    cached = _cached_tokens(prefix)
+    yield _counted("vllm:prompt_tokens_total", "Prompt tokens, computed or not.", labels, stats.prompt_tokens + cached)
+    yield _counted("vllm:prompt_tokens_cached_total", "As llamaserve_cached_tokens_total.", labels, cached)
+    sources = {
+        "local_compute": stats.prompt_tokens,
+        "local_cache_hit": prefix.tokens_from_cells,
+        "external_kv_transfer": copied,
+    }
+    by_source = CounterMetricFamily(
+        "vllm:prompt_tokens_by_source_total", "Prompt tokens by source.", labels=[*labels, "source"]
+    )
+    for source, n_tokens in sources.items():
+        by_source.add_metric([*labels.values(), source], n_tokens)
+    yield by_source
+    yield _counted(
+        "vllm:prefix_cache_queries_total", "As llamaserve_prefix_query_tokens_total.", labels, prefix.tokens_queried
+    )
+    yield _counted(
+        "vllm:prefix_cache_hits_total", "Prompt tokens that stood in KV cells.", labels, prefix.tokens_from_cells
+    )
+
+
+def _cached_tokens(prefix: PrefixCounters) -> int:
+    return prefix.tokens_from_cells + prefix.tokens_from_ram + prefix.tokens_from_disk
 
 
 def _waiting_requests(stats: SchedulerStats) -> int:
@@ -159,6 +245,13 @@ def _gauge(name: str, meaning: str, value: float) -> Metric:
 
 def _counter(name: str, meaning: str, value: float) -> Metric:
     return CounterMetricFamily(name, meaning, value=value)
+
+
+def _counted(name: str, meaning: str, labels: Mapping[str, str], value: float) -> Metric:
+    """A counter with labels that has one sample."""
+    family = CounterMetricFamily(name, meaning, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family
 
 
 def _labelled(family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float]) -> Metric:

@@ -13,16 +13,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llamaserve.api.openai.errors import internal_error_response
 from llamaserve.server.metrics import METRICS_PATH
 from llamaserve.server.probes import PROBE_PATHS
+from llamaserve.server.slots import SLOTS_PATH
 
 logger = logging.getLogger("llamaserve.http")
 
 REQUEST_ID_HEADER = "x-request-id"
+WATCHED_PATHS = (*PROBE_PATHS, METRICS_PATH, SLOTS_PATH)
 # Nothing that could end a field of the log line or begin another.
 _SANE_REQUEST_ID = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 
 
 class RequestScope:
-    """Gives every response an ``x-request-id``, logs one line a request (a probe's at DEBUG only), turns an unexpected
+    """Gives every response an ``x-request-id``, logs one line a request (watchers' at DEBUG only), turns an unexpected
     exception into a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -77,8 +79,8 @@ class _Progress:
     def log(self, method: str, path: str) -> None:
         duration_ms = (time.monotonic() - self._started) * 1000
         ending = "" if self._is_complete else " (not sent to the end)"
-        # Something asks every few seconds whether the server is well; that is no news.
-        level = logging.DEBUG if path in (*PROBE_PATHS, METRICS_PATH) else logging.INFO
+        # Something asks every few seconds how the server is; that is no news.
+        level = logging.DEBUG if path in WATCHED_PATHS else logging.INFO
         logger.log(
             level,
             "%s %s %s %.1f ms%s id=%s",

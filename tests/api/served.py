@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from llamaserve.chat.template import ChatTemplate, RenderedChat
-from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.config import CacheConfig, HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.server.app import build_app
 from llamaserve.server.loading import ServiceLoader
@@ -79,10 +79,11 @@ def serving(
     *,
     template: ChatTemplate | None = None,
     scheduler: SchedulerConfig | None = None,
+    cache: CacheConfig | None = None,
     max_body_bytes: int = 64 * 1024,
 ) -> Generator[Served, None, None]:
     """A server over this engine, ready to answer."""
-    service = Service(engine, template, scheduler or SchedulerConfig(), MODEL)
+    service = Service(engine, template, scheduler or SchedulerConfig(), MODEL, cache=cache)
     app = app_loading(lambda: service, HttpConfig(max_body_bytes=max_body_bytes))
     with listening(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         wait_until(lambda: client.get("/health").status_code == 200)

@@ -18,11 +18,17 @@ from llamaserve.api.openai.answers import (
 from llamaserve.errors import ContextFull
 from llamaserve.request import Finished, FinishReason, TextDelta, Timings
 
+USAGE = {
+    "prompt_tokens": 5,
+    "completion_tokens": 3,
+    "total_tokens": 8,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 HEAD = AnswerHead("chatcmpl-1", 1700000000, 'quo"ted', "llamaserve-1")
 
 
 def finished(reason: FinishReason = FinishReason.EOS) -> Finished:
-    return Finished(reason, None, 5, 3, Timings(0.0, 0.0, 0.0))
+    return Finished(reason, None, 5, 3, Timings(0.0, 0.0, 0.0), cached_tokens=4)
 
 
 def events(data: bytes) -> list[Any]:
@@ -76,7 +82,7 @@ def test_usage_comes_only_in_a_last_chunk_without_choices() -> None:
     assert end == "[DONE]"
     assert isinstance(usage, dict)
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert usage["usage"] == USAGE
     assert all(isinstance(chunk, dict) and chunk["usage"] is None and chunk["choices"] for chunk in chunks)
 
 
@@ -114,4 +120,4 @@ def test_whole_answers_carry_text_reason_and_usage(reason: FinishReason, word: s
     text = json.loads(completion_answer(HEAD, "hé", finished(reason)))
     assert text["object"] == "text_completion"
     assert text["choices"] == [{"index": 0, "logprobs": None, "text": "hé", "finish_reason": word}]
-    assert chat["usage"] == text["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert chat["usage"] == text["usage"] == USAGE

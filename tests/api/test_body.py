@@ -78,8 +78,11 @@ def test_a_body_that_is_not_a_json_object_is_refused(body: bytes, says: str) -> 
         ({"stream_options": 3}, "stream_options", "stream_options: expected object or null, got integer"),
         ({"logit_bias": [[1]]}, "logit_bias[0]", "logit_bias[0]: expected array of length 2, got 1"),
         ({"model": 3}, "model", "model: expected string or null, got integer"),
+        ({"cache_prompt": 1}, "cache_prompt", "cache_prompt: expected boolean or null, got integer"),
+        ({"cache_salt": 7}, "cache_salt", "cache_salt: expected string or null, got integer"),
+        ({"session": ["a"]}, "session", "session: expected string or null, got array"),
     ],
-    ids=range(13),
+    ids=range(16),
 )
 def test_a_wrong_type_names_the_field_and_both_types(fields: dict[str, object], param: str, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -407,7 +410,8 @@ def test_messages_of_the_wrong_type_are_refused(messages: object) -> None:
 
 def test_a_chat_prompt_is_rendered_and_brings_the_templates_stops() -> None:
     body = chat([{"role": "user", "content": "hi"}])
-    tokens, stops = chat_prompt(body, LineTemplate(("\nuser:",)), FakeVocabulary(), N_CTX)
+    tokens, stops, boundaries = chat_prompt(body, LineTemplate(("\nuser:",)), FakeVocabulary(), N_CTX)
+    assert boundaries == ()
     assert tokens == (BOS, *b"user: hi\nassistant: ")
     assert stops == ("\nuser:",)
 

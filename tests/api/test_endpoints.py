@@ -61,12 +61,17 @@ def test_the_served_model_may_be_named_or_not(served: Served, model: str | None)
 
 
 def test_a_completion_has_text_reason_and_usage(served: Served) -> None:
-    body = served.complete("Hello").json()
+    body = served.complete("Hello", cache_prompt=False).json()
     assert body["id"].startswith("cmpl-")
     assert isinstance(body["created"], int)
     assert body["system_fingerprint"].startswith("llamaserve-")
     assert body["choices"] == [{"text": " world, good morning", "finish_reason": "stop", "index": 0, "logprobs": None}]
-    assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 20, "total_tokens": 26}
+    assert body["usage"] == {
+        "prompt_tokens": 6,
+        "completion_tokens": 20,
+        "total_tokens": 26,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 def test_a_chat_has_a_message_reason_and_usage(served: Served) -> None:
@@ -235,7 +240,7 @@ def test_an_odd_request_id_is_replaced(served: Served, wish: str) -> None:
     assert answered.startswith("req-")
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/metrics", "/slots"])
 def test_a_probe_writes_its_line_at_debug_only(served: Served, caplog: pytest.LogCaptureFixture, path: str) -> None:
     with caplog.at_level("DEBUG", logger="llamaserve.http"):
         served.client.get(path, headers={"x-request-id": "probe-1"})

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open_metrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, scripted
 from llamaserve.scheduler.stats import Discard, SchedulerStats
@@ -57,6 +58,11 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, tuple(sorted(labels.items()))]
 
 
+def cached_tokens(own: Samples) -> float:
+    """Over all sources."""
+    return sum(number for (name, _), number in own.items() if name == "llamaserve_cached_tokens_total")
+
+
 def values_without_labels(samples: Samples, prefix: str) -> dict[str, float]:
     """By name without the prefix, of families with one sample."""
     found = [(name.removeprefix(prefix), number) for (name, _), number in samples.items() if name.startswith(prefix)]
@@ -70,6 +76,10 @@ def some_stats() -> SchedulerStats:
     numbers: dict[str, object] = {field.name: 1000 + 7 * index for index, field in enumerate(fields)}
     numbers["active_slots"] = 5000
     numbers["lookahead_discards"] = {reason: 3000 + index for index, reason in enumerate(Discard)}
+    counters = [field.name for field in dataclasses.fields(PrefixCounters)]
+    numbers["prefix"] = PrefixCounters(**{name: 6000 + 7 * index for index, name in enumerate(counters)})
+    gauges = [field.name for field in dataclasses.fields(PrefixGauges) if field.name != "shares"]
+    numbers["prefix_gauges"] = PrefixGauges(**{name: 7000 + 7 * index for index, name in enumerate(gauges)})
     return SchedulerStats(**numbers)  # type: ignore[arg-type]
 
 
@@ -86,7 +96,12 @@ def test_every_field_of_the_snapshot_moves_a_metric_of_ours(field: str) -> None:
     stats = some_stats()
     before = samples_of(own_families(stats))
     number = getattr(stats, field)
-    if isinstance(number, dict):
+    if dataclasses.is_dataclass(number):
+        for part in dataclasses.fields(number):
+            moved_part = dataclasses.replace(number, **{part.name: getattr(number, part.name) + 1})  # type: ignore[type-var]
+            moved = dataclasses.replace(stats, **{field: moved_part})
+            assert samples_of(own_families(moved)) != before, f"nothing shows {field}.{part.name}"
+    elif isinstance(number, dict):
         for key in number:
             moved = dataclasses.replace(stats, **{field: number | {key: number[key] + 1}})
             assert samples_of(own_families(moved)) != before, f"nothing shows {field}[{key}]"
@@ -111,6 +126,7 @@ def test_llama_servers_names_have_our_numbers() -> None:
     used = value(own, "llamaserve_kv_cells_used")
     assert values_without_labels(samples_of(llama_server_families(stats)), "llamacpp:") == {
         "prompt_tokens_total": value(own, "llamaserve_prompt_tokens_total"),
+        "prompt_tokens_cached_total": cached_tokens(own),
         "tokens_predicted_total": value(own, "llamaserve_generated_tokens_total"),
         "requests_processing": stats.active_slots,
         "requests_deferred": waiting,
@@ -124,11 +140,26 @@ def test_vllms_names_have_our_numbers_and_vllms_labels() -> None:
     own = samples_of(own_families(stats))
     theirs = samples_of(vllm_families(stats, "m"))
     waiting = value(own, "llamaserve_queue_depth") + value(own, "llamaserve_preempted_requests")
+    by_source = {
+        dict(labels)["source"]: theirs.pop((name, labels))
+        for name, labels in list(theirs)
+        if name == "vllm:prompt_tokens_by_source_total"
+    }
+    assert by_source == {
+        "local_compute": value(own, "llamaserve_prompt_tokens_total"),
+        "local_cache_hit": value(own, "llamaserve_cached_tokens_total", source="cells"),
+        "external_kv_transfer": value(own, "llamaserve_cached_tokens_total", source="ram")
+        + value(own, "llamaserve_cached_tokens_total", source="disk"),
+    }
+    assert sum(by_source.values()) == value(theirs, "vllm:prompt_tokens_total", model_name="m", engine="0")
     assert values_without_labels(theirs, "vllm:") == {
         "num_requests_running": stats.active_slots,
         "num_requests_waiting": waiting,
         "kv_cache_usage_perc": value(own, "llamaserve_kv_cells_used") / value(own, "llamaserve_kv_cell_limit"),
-        "prompt_tokens_total": value(own, "llamaserve_prompt_tokens_total"),
+        "prompt_tokens_total": value(own, "llamaserve_prompt_tokens_total") + cached_tokens(own),
+        "prompt_tokens_cached_total": cached_tokens(own),
+        "prefix_cache_queries_total": value(own, "llamaserve_prefix_query_tokens_total"),
+        "prefix_cache_hits_total": value(own, "llamaserve_cached_tokens_total", source="cells"),
         "generation_tokens_total": value(own, "llamaserve_generated_tokens_total"),
         "num_preemptions_total": value(own, "llamaserve_preemptions_total"),
         "admission_rejections_total": value(own, "llamaserve_queue_rejects_total"),
@@ -140,11 +171,7 @@ def test_vllms_names_have_our_numbers_and_vllms_labels() -> None:
 
 def test_counters_move_with_requests(own_server: Served) -> None:
     before = scrape(own_server)
-    assert own_server.complete("Hello").json()["usage"] == {
-        "prompt_tokens": 6,
-        "completion_tokens": 6,
-        "total_tokens": 12,
-    }
+    assert own_server.complete("Hello").json()["usage"]["completion_tokens"] == 6
     wait_until(lambda: own_server.service.stats().idle_slots == 4)
     after = scrape(own_server)
     moved = {key: after[key] - number for key, number in before.items() if after[key] != number}
@@ -158,11 +185,41 @@ def test_counters_move_with_requests(own_server: Served) -> None:
         ("llamaserve_generated_tokens_total", ()): 6,
         ("llamaserve_decode_rows_total", ()): 6,  # the last draws the end-of-generation token
         ("llamaserve_steps_total", ()): n_decode_steps + 1,  # and one for the prompt
+        ("llamaserve_prefix_cache_queries_total", ()): 1,
+        ("llamaserve_prefix_cache_misses_total", ()): 1,
+        ("llamaserve_prefix_query_tokens_total", ()): 6,
+        ("llamaserve_parks_total", ()): 1,
+        ("llamaserve_parked_sequences", ()): 1,
+        ("llamaserve_parked_cells", ()): 12,
+        ("llamaserve_kv_cells_used", ()): 12,
+        ("llamacpp:kv_cache_tokens", ()): 12,
+        ("llamacpp:kv_cache_usage_ratio", ()): 12 / 1024,
         ("llamacpp:prompt_tokens_total", ()): 6,
         ("llamacpp:tokens_predicted_total", ()): 6,
+        ("vllm:kv_cache_usage_perc", vllm): 12 / 1024,
+        ("vllm:prefix_cache_queries_total", vllm): 6,
         ("vllm:prompt_tokens_total", vllm): 6,
+        ("vllm:prompt_tokens_by_source_total", (*vllm, ("source", "local_compute"))): 6,
         ("vllm:generation_tokens_total", vllm): 6,
     }
+
+
+def test_a_second_request_for_the_same_prompt_moves_the_counters_of_the_cache(own_server: Served) -> None:
+    own_server.complete("Hello")
+    wait_until(lambda: own_server.service.stats().idle_slots == 4)
+    before = scrape(own_server)
+    own_server.complete("Hello")
+    wait_until(lambda: own_server.service.stats().idle_slots == 4)
+    after = scrape(own_server)
+    moved = {key: after[key] - number for key, number in before.items() if after[key] != number}
+    vllm = (("engine", "0"), ("model_name", MODEL))
+    assert moved["llamaserve_prefix_cache_hits_total", ()] == 1
+    assert ("llamaserve_prefix_cache_misses_total", ()) not in moved
+    assert moved["llamaserve_cached_tokens_total", (("source", "cells"),)] == 5
+    assert moved["llamaserve_prompt_tokens_total", ()] == moved["llamacpp:prompt_tokens_total", ()] == 1
+    assert moved["llamacpp:prompt_tokens_cached_total", ()] == 5
+    assert moved["vllm:prefix_cache_hits_total", vllm] == moved["vllm:prompt_tokens_cached_total", vllm] == 5
+    assert moved["vllm:prefix_cache_queries_total", vllm] == moved["vllm:prompt_tokens_total", vllm] == 6
 
 
 def test_running_waiting_refused_cancelled_and_failed_requests_are_seen() -> None:

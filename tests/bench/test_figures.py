@@ -22,7 +22,6 @@ from bench.harness.figures import (
 )
 from bench.harness.rounds import NotEngaged
 from bench.harness.streams import StreamFigures
-from bench.shared_prefix import OURS_OFF as BURSTS_OFF
 from bench.shared_prefix import Burst, Bursts
 from bench.shared_prefix import require_engaged as require_shared
 from llamaserve.loadtest.call import Call
@@ -115,11 +114,5 @@ def burst(computed: int) -> Burst:
 
 def test_bursts_that_shared_nothing_are_no_figure_of_a_shared_prefix() -> None:
     with pytest.raises(NotEngaged, match="no prefix was shared"):
-        require_shared(LLAMASERVE, Bursts(burst(100), burst(100)))
-    require_shared(LLAMASERVE, Bursts(burst(100), burst(20)))
-
-
-def test_a_burst_that_shared_is_no_figure_of_a_cache_that_is_off() -> None:
-    with pytest.raises(NotEngaged, match="a cache that is off"):
-        require_shared(BURSTS_OFF, Bursts(burst(20), None))
-    require_shared(BURSTS_OFF, Bursts(burst(100), None))
+        require_shared(Bursts(burst(100), burst(100)))
+    require_shared(Bursts(burst(100), burst(20)))

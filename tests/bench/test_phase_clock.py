@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.phase_clock import ENGINE, PHASES, TICK, PhaseClock, cost_ns
-from llamaserve.config import SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.request import GenerationRequest
 from llamaserve.scheduler.scheduler import Scheduler
@@ -81,7 +82,7 @@ def test_a_method_the_product_does_not_have_any_more_is_an_error_that_names_it()
 
 def test_the_parts_of_a_tick_are_its_six_phases_the_engine_and_the_rest() -> None:
     engine = FakeEngine()
-    scheduler = Scheduler(engine, SchedulerConfig(), lambda events: None)
+    scheduler = Scheduler(engine, SchedulerConfig(), lambda events: None, make_prefix_memory(engine, CacheConfig()))
     clock = PhaseClock()
     clock.watch_engine(engine)
     clock.watch_phases(scheduler)

@@ -9,7 +9,8 @@ from bench.tick_log import HandOver, TickLog, TickRecord, steady
 from bench.tick_parts import COSTS, Beside, Period, cost_per_token, only_decode, periods_of, three_largest, wake_up
 from bench.tick_tables import ALONE, LIMIT, SERVER, Round, beside_table, cost_table, named_costs, tick_table
 from bench.timed_server import ThreadTime, spent_between
-from llamaserve.config import SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.engine.port import StepReport, StepTime
 from llamaserve.request import GenerationRequest
@@ -121,7 +122,7 @@ class TimedEngine(FakeEngine):
 def test_a_log_has_a_record_of_every_tick_that_ran_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_module, "TokenText", TokenText)  # put back afterwards
     engine = TimedEngine()
-    scheduler = Scheduler(engine, SchedulerConfig(), lambda events: None)
+    scheduler = Scheduler(engine, SchedulerConfig(), lambda events: None, make_prefix_memory(engine, CacheConfig()))
     log = TickLog()
     log.watch(scheduler, engine)
     scheduler.submit(GenerationRequest("a", (97, 98), 3))

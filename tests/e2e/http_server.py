@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 import uvicorn
 
-from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig
+from llamaserve.config import CacheConfig, EngineConfig, HttpConfig, SchedulerConfig
 from llamaserve.load_service import load_service
 from llamaserve.models import DEFAULT_MODEL, resolve
 from llamaserve.server.app import build_app
@@ -34,12 +34,12 @@ class RealServer:
 
 
 @contextmanager
-def real_server() -> Generator[RealServer, None, None]:
+def real_server(cache: CacheConfig | None = None) -> Generator[RealServer, None, None]:
     """Load the default model and serve it on a free port."""
 
     def load() -> Service:
         config = EngineConfig(resolve(DEFAULT_MODEL), n_ctx=N_CTX, n_slots=N_SLOTS, n_threads=1)
-        return load_service(config, SchedulerConfig(), MODEL_NAME)
+        return load_service(config, SchedulerConfig(), MODEL_NAME, cache=cache)
 
     services: list[Service] = []
     failures: list[Exception] = []

@@ -72,10 +72,14 @@ class Streams:
         return rows
 
     def check(self, seq_ids: Sequence[int] = SEQ_IDS) -> None:
-        """Whatever happened: the cells are those of the tokens, and the texts go on as they are alone."""
-        assert self.engine.used_cells() == sum(self.n_cells(seq_id) for seq_id in seq_ids)
+        """Whatever happened: the cells are those of the tokens, and the texts go on as they are alone.
+
+        Ids beside the slots, if they hold anything, hold cells of their own.
+        """
+        n_parked = sum(self.engine.length(parked) for parked in range(self.engine.info.n_slots, self.engine.n_ids))
+        assert self.engine.used_cells() == sum(self.n_cells(seq_id) for seq_id in seq_ids) + n_parked
         for seq_id in seq_ids:
-            assert self.engine._engine.memory_seq_length(seq_id) == self.n_cells(seq_id)
+            assert self.engine.length(seq_id) == self.n_cells(seq_id)
         while any(len(self.tokens[seq_id]) < N_TOKENS for seq_id in seq_ids):
             behind = [seq_id for seq_id in seq_ids if len(self.tokens[seq_id]) < N_TOKENS]
             assert errors_of(self.decode(behind)) == [None] * len(behind)

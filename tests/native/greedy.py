@@ -12,7 +12,7 @@ GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 
 def start(engine: Engine, seq_id: int, prompt: Sequence[int], sampling: SamplingParams = GREEDY) -> RowOutput:
     """Open a sequence and compute its whole prompt in one piece."""
-    engine.open(SequenceSpec(seq_id, sampling))
+    engine.open(SequenceSpec(seq_id, sampling, prompt))
     (row,) = engine.step(StepPlan(pieces=[PromptPiece(seq_id, prompt, is_last=True)]))
     return row
 

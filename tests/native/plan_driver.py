@@ -33,7 +33,20 @@ class PlanDriver:
 
     def run(self, n_actions: int) -> None:
         """Do and check so many things, then leave the engine empty. Raises AssertionError where the two differ."""
-        weights: dict[Callable[[], None], int] = {
+        weights = self.weights()
+        for action in self.random.choices(list(weights), list(weights.values()), k=n_actions):
+            action()
+            self.check_cells()
+        inject(self.engine)
+        for seq_id in range(self.engine.info.n_slots):
+            assert self.engine.close(seq_id) is (seq_id in self.model.sequences)
+        for seq_id in self.model.held:
+            assert self.engine.trim(seq_id, 0)
+        assert self.engine.used_cells() == 0
+
+    def weights(self) -> dict[Callable[[], None], int]:
+        """How often each thing is done."""
+        return {
             self.open: 4,
             self.close: 2,
             self.suspend: 1,
@@ -46,13 +59,6 @@ class PlanDriver:
             self.inject_faults: 2,
             self.hand_in_a_bad_plan: 1,
         }
-        for action in self.random.choices(list(weights), list(weights.values()), k=n_actions):
-            action()
-            self.check_cells()
-        inject(self.engine)
-        for seq_id in range(self.engine.info.n_slots):
-            assert self.engine.close(seq_id) is (seq_id in self.model.sequences)
-        assert self.engine.used_cells() == 0
 
     # --- sequences ---
 
@@ -61,7 +67,9 @@ class PlanDriver:
         return sorted(seq_id for seq_id, sequence in self.model.sequences.items() if condition(sequence))
 
     def free_id(self) -> int | None:
-        free = [seq_id for seq_id in range(self.engine.info.n_slots) if seq_id not in self.model.sequences]
+        """A slot that is not open and holds nothing."""
+        taken = self.model.sequences.keys() | self.model.held.keys()
+        free = [seq_id for seq_id in range(self.engine.info.n_slots) if seq_id not in taken]
         return self.random.choice(free) if free else None
 
     def open(self) -> None:
@@ -72,7 +80,7 @@ class PlanDriver:
         self.note(f"open {seq_id} with case {case}")
         self.take_back()
         text, sampling = self.cases[case]
-        self.engine.open(SequenceSpec(seq_id, sampling))
+        self.engine.open(SequenceSpec(seq_id, sampling, text.prompt))
         self.model.sequences[seq_id] = SequenceModel(text)
 
     def close(self) -> None:
@@ -103,8 +111,10 @@ class PlanDriver:
         suspended = self.engine.suspend(seq_id, max_bytes)
         has_cells = max_bytes > 0 and not sequence.is_recomputing
         assert (suspended.n_bytes > 0) is has_cells
+        n_cells = sequence.n_past if has_cells else 0
         sequence.n_recompute = 0 if has_cells else max(sequence.n_past, sequence.n_recompute)
-        sequence.n_past = sequence.n_past if has_cells else 0
+        sequence.n_past = 0  # those it comes back with are new ones, and no checkpoint is of them
+        sequence.n_past = n_cells
         del self.model.sequences[seq_id]
         self.model.count_cells()
         self.suspended.append((sequence, suspended))
@@ -130,12 +140,13 @@ class PlanDriver:
         takers = [seq_id for seq_id in self.ids_where(lambda sequence: sequence.n_piece_max) if seq_id not in decode]
         takers = self.random.sample(takers, self.random.randint(0, len(takers)))
         pieces = self.pieces_for(takers, self.engine.info.n_batch - len(decode), is_whole=False)
-        self.submit(StepPlan(decode, pieces), ahead=self.random.random() < 0.5, is_stopped=self.random.random() < 0.15)
+        plan = StepPlan(decode, pieces, self.purge_list())
+        self.submit(plan, ahead=self.random.random() < 0.5, is_stopped=self.random.random() < 0.15)
 
     def decode_all(self) -> None:
         """The step of steady streams."""
         decodable = self.ids_where(lambda sequence: sequence.may_decode)
-        self.submit(StepPlan(decodable), ahead=self.random.random() < 0.8)
+        self.submit(StepPlan(decodable, purge=self.purge_list()), ahead=self.random.random() < 0.8)
 
     def prefill_all(self) -> None:
         """All that prompts still need, as far as a step takes it."""
@@ -146,6 +157,11 @@ class PlanDriver:
     def ask_for_what_runs_ahead(self) -> None:
         if self.model.ahead is not None:
             self.submit(StepPlan(self.model.ahead.seq_ids), ahead=self.random.random() < 0.8)
+
+    def purge_list(self) -> list[int]:
+        """Ids that may be forgotten, and now and then one that holds nothing."""
+        ids = [*self.model.held, *([self.engine.n_ids - 1] if self.engine.can_share else [])]
+        return self.random.sample(ids, self.random.randint(0, len(ids)))
 
     def pieces_for(self, seq_ids: Sequence[int], room: int, *, is_whole: bool) -> list[PromptPiece]:
         pieces = []
@@ -166,7 +182,8 @@ class PlanDriver:
         # Whether the flag meets the early decode running or done is a matter of time, and so who meets what is left.
         is_stopped = is_stopped and not (is_next and (self.model.codes or self.model.n_failing_rewinds))
         pieces = [(piece.seq_id, len(piece.tokens)) for piece in plan.pieces]
-        self.note(f"step {list(plan.decode)} {pieces}, ahead {ahead}, stopped {is_stopped}, is next {is_next}")
+        purge = f"purge {list(plan.purge)}"
+        self.note(f"step {list(plan.decode)} {pieces}, {purge}, ahead {ahead}, stopped {is_stopped}, next {is_next}")
         flag = None
         if is_stopped:
             flag = self.engine.new_flag()
@@ -174,7 +191,11 @@ class PlanDriver:
         if not is_next:
             self.take_back()
         rows = self.engine.collect(self.engine.submit(plan, flag, ahead=ahead))
-        expected = self.model.confirm(is_stopped) if is_next else self.model.compute(plan, is_stopped=is_stopped)
+        expected = (
+            self.model.confirm(plan, is_stopped=is_stopped)
+            if is_next
+            else self.model.compute(plan, is_stopped=is_stopped)
+        )
         if running is not None and is_next and not is_stopped:
             assert self.engine.report.ran_ahead is running.is_decoded
             self.seen["ran ahead" if running.is_decoded else "failed ahead"] += 1
@@ -187,9 +208,11 @@ class PlanDriver:
         got, wanted = ([(row.error, row.token) for row in group] for group in (rows, expected))
         assert got == wanted, f"{got}, not {wanted}"
         assert self.engine.report.n_splits == self.model.n_splits
+        assert list(self.engine.report.purged) == self.model.purged
+        self.seen["purged"] += len(self.model.purged)
         for row, ours in zip(rows, expected, strict=True):
             self.seen["no token" if row.error is None and row.token is None else str(row.error)] += 1
-            if ours.is_unsure and self.engine._engine.memory_seq_length(row.seq_id) == 0:
+            if ours.is_unsure and self.engine.length(row.seq_id) == 0:
                 ours.sequence.n_past, ours.sequence.is_broken = 0, True
         self.model.count_cells()
 
@@ -242,8 +265,8 @@ class PlanDriver:
         assert self.engine.used_cells() == self.model.used_cells
         assert list(self.engine.ahead_rows) == (self.model.ahead.seq_ids if self.model.ahead else [])
         if self.model.ahead is None:
-            for seq_id, sequence in self.model.sequences.items():
-                assert self.engine._engine.memory_seq_length(seq_id) == sequence.n_past
+            for seq_id, holder in [*self.model.sequences.items(), *self.model.held.items()]:
+                assert self.engine.length(seq_id) == holder.n_past
 
     def note(self, line: str) -> None:
         self.log.append(line)

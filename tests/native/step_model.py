@@ -6,11 +6,14 @@ as the real engine, in the same order.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llamaserve.engine.port import PromptPiece, RowError, StepPlan
+from llamaserve.engine.port import PromptPiece, RowError, SavedState, StepPlan
+
+_new_cells = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,34 @@ class Text:
 
 
 @dataclass
-class SequenceModel:
-    """An open sequence."""
+class Held:
+    """What an id holds: the first tokens of a text, each in a cell that others may hold too."""
 
     text: Text
-    n_past: int = 0
-    """Its cells."""
+    cells: list[int] = field(default_factory=list)
+    checkpoints: list[SavedState] = field(default_factory=list)
+    """Made of it at lengths it still has."""
+
+    @property
+    def n_past(self) -> int:
+        """Tokens it holds."""
+        return len(self.cells)
+
+    @n_past.setter
+    def n_past(self, n_tokens: int) -> None:
+        del self.cells[n_tokens:]
+        self.cells += [next(_new_cells) for _ in range(n_tokens - len(self.cells))]
+        self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint.end <= n_tokens]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.text.prompt, *self.text.expected)[: self.n_past]
+
+
+@dataclass
+class SequenceModel(Held):
+    """An open sequence."""
+
     n_drawn: int = 0
     n_recompute: int = 0
     """Tokens it had when it was suspended without its cells."""
@@ -98,17 +123,22 @@ class EngineModel:
 
     can_rewind: bool
     sequences: dict[int, SequenceModel] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
+    """What ids hold that are not open."""
     ahead: AheadModel | None = None
     codes: deque[int] = field(default_factory=deque)
     n_failing_rewinds: int = 0
     used_cells: int = 0
-    """As of the step collected last."""
     n_splits: int = 0
     """Of the step computed last."""
+    purged: list[int] = field(default_factory=list)
+    """By the step computed last."""
+    _purge_list: deque[int] = field(default_factory=deque)
 
     def compute(self, plan: StepPlan, *, is_stopped: bool = False) -> list[RowModel]:
         """The rows of a step that was not computed before."""
-        self.n_splits = 0
+        self.n_splits, self.purged = 0, []
+        self._purge_list = deque(plan.purge)
         rows = [self._row(seq_id, None) for seq_id in plan.decode]
         rows += [self._row(piece.seq_id, piece) for piece in plan.pieces]
         entries = [(row, i) for row in rows if row.error is None for i in range(row.n_tokens)]
@@ -116,17 +146,17 @@ class EngineModel:
         self.count_cells()
         return rows
 
-    def confirm(self, is_stopped: bool = False) -> list[RowModel]:
+    def confirm(self, plan: StepPlan, *, is_stopped: bool = False) -> list[RowModel]:
         """The rows of the step that ran ahead."""
         ahead, self.ahead = self.ahead, None
         assert ahead is not None
-        plan = StepPlan(decode=ahead.seq_ids)
+        assert list(plan.decode) == ahead.seq_ids
         if is_stopped or not ahead.is_decoded:
             return self.compute(plan, is_stopped=is_stopped)
         rows = [self._row(seq_id, None) for seq_id in ahead.seq_ids]
         for row in rows:
             self._commit(row, 0)
-        self.n_splits = 0
+        self.n_splits, self.purged = 0, []
         self.count_cells()
         return rows
 
@@ -157,7 +187,17 @@ class EngineModel:
         self.n_failing_rewinds = n_failing_rewinds
 
     def count_cells(self) -> None:
-        self.used_cells = sum(sequence.n_past for sequence in self.sequences.values())
+        """Each once, however many ids hold it."""
+        everybody = [*self.sequences.values(), *self.held.values()]
+        self.used_cells = len({cell for holder in everybody for cell in holder.cells})
+
+    def _purge_one(self) -> bool:
+        while self._purge_list:
+            seq_id = self._purge_list.popleft()
+            if self.held.pop(seq_id, None) is not None:
+                self.purged.append(seq_id)
+                return True
+        return False
 
     def _rewind_ahead(self, ahead: AheadModel | None = None) -> None:
         for seq_id in (ahead or self.ahead).seq_ids:  # type: ignore[union-attr]
@@ -166,7 +206,7 @@ class EngineModel:
 
     def _row(self, seq_id: int, piece: PromptPiece | None) -> RowModel:
         sequence = self.sequences[seq_id]
-        row = RowModel(sequence, sequence.n_past, 1, draws=True)
+        row = RowModel(sequence, sequence.n_past, n_tokens=1, draws=True)
         if piece is not None:
             row.n_tokens, row.draws = len(piece.tokens), piece.is_last
         if sequence.is_broken:
@@ -178,6 +218,8 @@ class EngineModel:
         if not batch:
             return
         injected = self.codes.popleft() if self.codes else 0
+        while injected == 1 and self._purge_one():
+            injected = self.codes.popleft() if self.codes else 0
         code = 2 if is_stopped and injected == 0 else injected
         if code == 0:
             for row, i in batch:

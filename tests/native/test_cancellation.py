@@ -59,7 +59,9 @@ def test_a_flag_stops_a_long_piece_at_once_and_it_can_run_again(
     (row,) = engine.step(StepPlan(pieces=[last_piece]))
     unstopped_s = time.monotonic() - began_at
     expected = [row.token, *continue_alone(engine, 0, 3)]
-    assert engine._engine.memory_seq_rm(0, n_before)
+    engine.close(0, keep=True)
+    assert engine.trim(0, n_before)
+    engine.open(SequenceSpec(0, GREEDY))
     cells = engine.used_cells()
 
     flag = engine.new_flag()
@@ -72,7 +74,7 @@ def test_a_flag_stops_a_long_piece_at_once_and_it_can_run_again(
     assert errors_of(rows) == [RowError.ABORTED] * 2
     assert stopped_s < unstopped_s / 3
     assert engine.used_cells() == cells
-    assert engine._engine.memory_seq_length(0) == n_before
+    assert engine.length(0) == n_before
 
     neighbour += continue_alone(engine, 1, 2)
     (row,) = engine.step(StepPlan(pieces=[last_piece]))

@@ -46,7 +46,7 @@ def test_a_piece_without_room_is_as_before_although_a_part_of_it_was_computed(pa
     rows = parity_engine.step(plan)
     assert errors_of(rows) == [None, RowError.CONTEXT_FULL]
     streams.take(rows[:1])
-    assert parity_engine._engine.memory_seq_length(2) == 0
+    assert parity_engine.length(2) == 0
     streams.tokens[2] = []
     rows = parity_engine.step(plan)
     streams.take(rows)
@@ -80,7 +80,7 @@ def test_a_refused_row_is_found_and_fails_alone(streams: Streams, bad_row: int) 
     rows = streams.decode()
     assert errors_of(rows) == [RowError.DECODE if row == bad_row else None for row in range(4)]
     assert "refused the token" in rows[bad_row].message
-    assert streams.engine._engine.memory_seq_length(bad_row) == 0
+    assert streams.engine.length(bad_row) == 0
     streams.engine.close(bad_row)
     streams.check([seq_id for seq_id in SEQ_IDS if seq_id != bad_row])
 
@@ -94,7 +94,7 @@ def test_a_refused_token_in_the_middle_of_a_piece_fails_the_piece_alone(parity_e
     inject(parity_engine, [-1, 0, -1, -1, -1, -3])
     rows = parity_engine.step(StepPlan(decode=[0, 1], pieces=[PromptPiece(2, PROMPTS[2], is_last=True)]))
     assert errors_of(rows) == [None, None, RowError.DECODE]
-    assert parity_engine._engine.memory_seq_length(2) == 0
+    assert parity_engine.length(2) == 0
     streams.take(rows)
     inject(parity_engine)
     streams.check([0, 1])
@@ -190,7 +190,7 @@ def test_a_state_without_a_way_back_is_broken_by_a_stop_only_if_something_was_co
     inject(engine, [1, 0, 2])
     (row,) = engine.step(StepPlan(pieces=[piece]))
     assert row.error is RowError.ABORTED
-    assert engine._engine.memory_seq_length(2) == 0
+    assert engine.length(2) == 0
     (row,) = engine.step(StepPlan(pieces=[piece]))
     assert row.error is RowError.DECODE
     assert "cannot go back" in row.message
@@ -207,7 +207,7 @@ def test_a_row_that_cannot_go_back_is_broken_alone(streams: Streams, codes: list
         rows = streams.decode()
         assert errors_of(rows) == [RowError.DECODE, None, None, None]
         assert "cannot go back" in rows[0].message
-        assert streams.engine._engine.memory_seq_length(0) == 0
+        assert streams.engine.length(0) == 0
     with pytest.raises(EngineError, match="can only be closed"):
         streams.engine.suspend(0, 2**30)
     assert streams.engine.close(0)

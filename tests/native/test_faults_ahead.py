@@ -63,7 +63,7 @@ def test_a_row_of_the_run_ahead_that_cannot_go_back_is_named(streams: Streams) -
     inject(streams.engine, n_failing_rewinds=1)
     streams.decode(ahead=True)
     assert list(streams.engine.unwind()) == [0]
-    assert streams.engine._engine.memory_seq_length(0) == 0
+    assert streams.engine.length(0) == 0
     rows = streams.decode()
     assert errors_of(rows) == [RowError.DECODE, None, None, None]
     assert "could not be taken back" in rows[0].message

@@ -42,5 +42,6 @@ def test_nothing_runs_ahead_of_a_hybrid_model(load: LoadEngine, hybrid_model: Pa
         assert row.token is not None
         tokens.append(row.token)
     assert list(engine.unwind()) == []
-    assert not engine._engine.memory_seq_rm(0, len(PROMPT))
     assert [*tokens, *continue_alone(engine, 0, 3)] == expected
+    engine.close(0, keep=True)
+    assert not engine.trim(0, len(PROMPT))

@@ -69,7 +69,7 @@ def test_a_piece_without_room_is_taken_back_and_can_be_tried_again(load: LoadEng
 
     engine = load(dense_model, n_ctx=256, n_slots=2)
     assert start(engine, 0, prompt[:100]).error is None
-    engine.open(SequenceSpec(1, penalised))
+    engine.open(SequenceSpec(1, penalised, prompt))
     plan = StepPlan(pieces=[PromptPiece(1, prompt, is_last=True)])
     for _ in range(2):
         assert engine.step(plan)[0].error is RowError.CONTEXT_FULL

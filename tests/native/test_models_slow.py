@@ -48,7 +48,7 @@ def start(engine: NativeEngine, seq_id: int, sampling: SamplingParams) -> int:
     """Open a sequence and compute its prompt in pieces; its first token."""
     tokens = engine.vocab.tokenize(SENTENCE * 60, add_special=True, parse_special=False)[: N_PROMPTS[seq_id]]
     assert len(tokens) == N_PROMPTS[seq_id]
-    engine.open(SequenceSpec(seq_id, sampling))
+    engine.open(SequenceSpec(seq_id, sampling, tokens))
     for at in range(0, len(tokens), 256):
         piece = PromptPiece(seq_id, tokens[at : at + 256], is_last=at + 256 >= len(tokens))
         (row,) = engine.step(StepPlan(pieces=[piece]))

@@ -20,7 +20,7 @@ def parked(load: LoadEngine, dense_model: Path) -> Streams:
     streams = Streams(engine)
     for parked_id in (200, 201, 202):
         start(engine, 0, PROMPTS[0])
-        engine._engine.memory_seq_cp(0, parked_id)
+        engine.adopt(parked_id, 0, engine.length(0))
         engine.close(0)
     streams.start()
     return streams
@@ -35,7 +35,7 @@ def test_parked_sequences_are_purged_in_order_and_no_more_than_needed(parked: St
     order = [202, 200, 201]
     assert list(parked.engine.report.purged) == order[:n_needed]
     assert parked.engine.report.n_splits == 0
-    lengths = {parked_id: parked.engine._engine.memory_seq_length(parked_id) for parked_id in order}
+    lengths = {parked_id: parked.engine.length(parked_id) for parked_id in order}
     expected = dict.fromkeys(order[:n_needed], 0) | dict.fromkeys(order[n_needed:], len(PROMPTS[0]))
     assert lengths == expected
     parked.check()
@@ -47,7 +47,7 @@ def test_a_batch_is_halved_when_the_purge_list_is_used_up(parked: Streams) -> No
     rows = parked.decode(purge=(200, 201))
     assert errors_of(rows) == [None, None, None, RowError.CONTEXT_FULL]
     assert list(parked.engine.report.purged) == [200, 201]
-    assert parked.engine._engine.memory_seq_length(202) == len(PROMPTS[0])
+    assert parked.engine.length(202) == len(PROMPTS[0])
     parked.check()
 
 
@@ -58,13 +58,13 @@ def test_cells_of_a_purged_sequence_are_used_at_once(load: LoadEngine, dense_mod
     expected = generate(engine, prompt, 8)
     for parked_id in (10, 11, 12):
         start(engine, 0, [(i * parked_id % 250) + 3 for i in range(80)])
-        engine._engine.memory_seq_cp(0, parked_id)
+        engine.adopt(parked_id, 0, engine.length(0))
         engine.close(0)
     engine.open(SequenceSpec(1, GREEDY))
     (row,) = engine.step(StepPlan(pieces=[PromptPiece(1, prompt, is_last=True)], purge=[11, 10, 12]))
     assert row.error is None
     assert list(engine.report.purged) == [11, 10]
-    assert engine._engine.memory_seq_length(12) == 80
+    assert engine.length(12) == 80
     tokens = [row.token]
     while len(tokens) < 8:
         (row,) = engine.step(StepPlan(decode=[1]))
@@ -95,7 +95,7 @@ def test_a_step_that_ran_ahead_without_room_purges_when_it_is_asked_for(parked: 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize(
     ("seq_id", "message"),
-    [(3, "is open: it cannot be purged"), (-1, "outside"), (256, "outside"), (2**31 - 1, "outside")],
+    [(3, "is open: it cannot be purged"), (-1, "outside"), (255, "outside"), (2**31 - 1, "outside")],
 )
 def test_a_purge_list_with_a_wrong_id_is_refused(parked: Streams, seq_id: int, message: str, runs_ahead: bool) -> None:
     """K26, K126: nothing was purged and the sequences go on, also where the plan is the one that runs ahead."""
@@ -104,7 +104,7 @@ def test_a_purge_list_with_a_wrong_id_is_refused(parked: Streams, seq_id: int, m
     parked.decode(running, ahead=runs_ahead)
     with pytest.raises(EngineError, match=message):
         parked.decode(running, purge=(200, seq_id))
-    assert parked.engine._engine.memory_seq_length(200) == len(PROMPTS[0])
+    assert parked.engine.length(200) == len(PROMPTS[0])
     inject(parked.engine)
     parked.check()
 

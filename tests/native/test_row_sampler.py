@@ -66,7 +66,7 @@ def test_a_row_draws_what_its_chain_draws_from_the_whole_vocabulary(model: _engi
     few = sampler(model, CHAINS[name], whole_vocabulary=False)
     whole = sampler(model, CHAINS[name], whole_vocabulary=True)
     for one in (few, whole):
-        one.show_prompt(list(range(50, 90)))
+        one.show_history(list(range(50, 90)))
     drawn = [(few.draw(logits), whole.draw(logits)) for logits in rows(model)]
     assert [pair[0] for pair in drawn] == [pair[1] for pair in drawn]
     assert len({pair[0] for pair in drawn}) > 1 or "biases" in name

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llamaserve.config import FlashAttention, SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.config import CacheConfig, FlashAttention, SchedulerConfig
 from llamaserve.engine.native import NativeEngine
 from llamaserve.errors import ContextFull
 from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest, SamplingParams, TextDelta
@@ -31,9 +32,11 @@ SEEDED = SamplingParams(seed=5, ignore_eos=True)
 N_TOKENS = 90
 
 
-def request_of(engine: NativeEngine, index: int, sampling: SamplingParams) -> GenerationRequest:
+def request_of(
+    engine: NativeEngine, index: int, sampling: SamplingParams, *, cache_prompt: bool = False
+) -> GenerationRequest:
     prompt = tuple(engine.vocab.tokenize(TEXTS[index], add_special=True, parse_special=False))[:40]
-    return GenerationRequest(f"r{index}", prompt, N_TOKENS, (), sampling)
+    return GenerationRequest(f"r{index}", prompt, N_TOKENS, (), sampling, cache_prompt=cache_prompt)
 
 
 def answers(
@@ -41,7 +44,7 @@ def answers(
 ) -> tuple[dict[str, list[int]], dict[str, Event], Scheduler]:
     """Tokens and ends of requests that come at once."""
     events: list[tuple[str, Event]] = []
-    scheduler = Scheduler(engine, config, events.extend)
+    scheduler = Scheduler(engine, config, events.extend, make_prefix_memory(engine, CacheConfig(cache_ram=0)))
     for request in requests:
         scheduler.submit(request)
     while scheduler.tick():
@@ -86,7 +89,7 @@ def test_a_request_too_large_for_the_cache_ends_alone(load: LoadEngine, dense_mo
     engine = load(dense_model, n_ctx=256, n_batch=48, flash_attention=FlashAttention.OFF)
     config = SchedulerConfig(prefill_chunk=32)
     short = request_of(engine, 0, GREEDY)
-    long = GenerationRequest("long", (100,) * 150, 1000, (), GREEDY)
+    long = GenerationRequest("long", (100,) * 150, 1000, (), GREEDY, cache_prompt=False)
     alone, _, _ = answers(engine, config, [short])
     tokens, ends, _ = answers(engine, config, [long, short])
     assert tokens["r0"] == alone["r0"]

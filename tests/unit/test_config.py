@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from llamaserve.config import (
     FORCE_SYNC_VARIABLE,
+    CacheConfig,
     EngineConfig,
     FlashAttention,
     HttpConfig,
@@ -27,6 +29,8 @@ def test_the_defaults_are_those_of_the_specification() -> None:
     scheduler = SchedulerConfig()
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (64, 512, True)
     assert (scheduler.lookahead, scheduler.preempt_ram) == (True, 1024)
+    cache = CacheConfig()
+    assert (cache.cache_prompt, cache.cache_disk, cache.slot_prompt_similarity) == (True, None, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,45 @@ def test_a_scheduler_option_that_cannot_work_is_refused_by_name(name: str, value
         SchedulerConfig(**{name: value})  # type: ignore[arg-type]  # that is the point
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cache_prompt", None),
+        ("cache_ram", -1),
+        ("cache_ram", 0.5),
+        ("cache_ram", 2**31),
+        ("cache_disk", "folder"),
+        ("cache_disk_gib", 0),
+        ("cache_disk_gib", -0.5),
+        ("cache_disk_gib", math.inf),
+        ("cache_disk_gib", math.nan),
+        ("cache_disk_gib", True),
+        ("cache_disk_gib", "10"),
+        ("cache_disk_gib", 2**20 + 1),
+        ("slot_prompt_similarity", -0.1),
+        ("slot_prompt_similarity", 1.1),
+        ("slot_prompt_similarity", math.nan),
+        ("slot_prompt_similarity", None),
+    ],
+)
+def test_a_cache_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
+    """K18."""
+    with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be"):
+        CacheConfig(**{name: value})  # type: ignore[arg-type]  # that is the point
+
+
+def test_sizes_of_the_cache_are_also_bytes() -> None:
+    config = CacheConfig(cache_ram=3, cache_disk=Path("folder"), cache_disk_gib=0.5)
+    assert (config.cache_ram_bytes, config.cache_disk_bytes) == (3 * 2**20, 2**29)
+    assert CacheConfig(cache_ram=0).cache_ram_bytes == 0
+    assert CacheConfig(cache_disk_gib=1e-12).cache_disk_bytes == 1
+
+
+@pytest.mark.parametrize("similarity", [0, 1, 0.5])
+def test_a_similarity_may_stand_at_both_ends_of_its_range(similarity: float) -> None:
+    assert CacheConfig(slot_prompt_similarity=similarity).slot_prompt_similarity == similarity
+
+
 @pytest.mark.parametrize(("value", "looks_ahead"), [(None, True), ("1", False), ("0", False), ("", False)])
 def test_nothing_runs_ahead_while_the_environment_forces_one_step_at_a_time(
     value: str | None, looks_ahead: bool, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +162,8 @@ def test_nothing_runs_ahead_while_the_environment_forces_one_step_at_a_time(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("port", -1), ("port", 65536), ("port", "80"), ("max_body_bytes", 0), ("host", None)]
+    ("name", "value"),
+    [("port", -1), ("port", 65536), ("port", "80"), ("max_body_bytes", 0), ("host", None), ("shows_slots", 1)],
 )
 def test_an_http_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be"):

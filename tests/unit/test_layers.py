@@ -20,12 +20,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("completion",),
     ("service",),
     ("scheduler",),
+    ("cache",),
     ("engine.native", "engine.fake", "engine.memory_check", "models"),
     ("chat",),
     ("text", "engine.port", "engine"),
     ("_engine", "_hot"),
     ("config", "request"),
     ("loadtest",),
+    ("telemetry",),
     ("errors",),
 )
 FORBIDDEN_IN_SCHEDULER = (

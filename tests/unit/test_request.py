@@ -8,6 +8,7 @@ import pytest
 
 from llamaserve.errors import BadRequest, BadSampler
 from llamaserve.request import (
+    MAX_NAME_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     SEED_MAX,
@@ -118,6 +119,15 @@ def test_a_refusal_never_echoes_a_long_value(name: str, value: object) -> None:
         ("stop", None),
         ("sampling", None),
         ("sampling", {"temperature": 1}),
+        ("cache_prompt", None),
+        ("cache_prompt", 1),
+        ("cache_salt", None),
+        ("cache_salt", b"salt"),
+        ("session", 7),
+        ("boundaries", [1]),
+        ("boundaries", (True,)),
+        ("boundaries", (1.0,)),
+        ("boundaries", None),
     ],
 )
 def test_a_field_of_the_wrong_type_is_refused_by_name(name: str, value: object) -> None:
@@ -157,6 +167,43 @@ def test_stop_strings_are_bounded(stop: tuple[str, ...], message: str) -> None:
 
 def test_as_many_and_as_long_stop_strings_as_allowed_are_taken() -> None:
     GenerationRequest("r", (1,), stop=("x" * MAX_STOP_LENGTH,) * MAX_STOP_STRINGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("session", "", "session has 0 characters: it must have 1 to 256"),
+        ("session", "s" * 257, "session has 257 characters: it must have 1 to 256"),
+        ("cache_salt", "s" * 257, "cache_salt has 257 characters: it must have at most 256"),
+        ("session", "\ud800", "session is not valid Unicode: surrogates not allowed at character 0"),
+        ("cache_salt", "a\udfff", "cache_salt is not valid Unicode: surrogates not allowed at character 1"),
+    ],
+)
+def test_sessions_and_salts_are_bounded(name: str, value: str, message: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        GenerationRequest("r", (1,), **{name: value})  # type: ignore[arg-type]  # fields have many types
+    assert (str(caught.value), caught.value.param) == (message, name)
+
+
+def test_as_long_a_session_and_salt_as_allowed_are_taken() -> None:
+    request = GenerationRequest("r", (1,), session="é" * MAX_NAME_LENGTH, cache_salt="é" * MAX_NAME_LENGTH)
+    assert (len(request.session or ""), len(request.cache_salt)) == (256, 256)
+
+
+def test_a_request_uses_the_cache_and_belongs_to_nobody_unless_it_says_so() -> None:
+    request = GenerationRequest("r", (1,))
+    assert (request.cache_prompt, request.cache_salt, request.session, request.boundaries) == (True, "", None, ())
+
+
+@pytest.mark.parametrize("boundaries", [(0,), (3,), (-1,), (2, 1), (1, 1), (1, 3), (10**5000,)], ids=range(7))
+def test_boundaries_ascend_inside_the_prompt(boundaries: tuple[int, ...]) -> None:
+    with pytest.raises(BadRequest, match=r"^boundaries has .* they must ascend from 1 to 2") as caught:
+        GenerationRequest("r", (1, 2, 3), boundaries=boundaries)
+    assert caught.value.param == "boundaries"
+
+
+def test_boundaries_may_stand_at_both_ends_of_their_range() -> None:
+    assert GenerationRequest("r", (1, 2, 3), boundaries=(1, 2)).boundaries == (1, 2)
 
 
 def test_finish_reasons_have_openais_words() -> None:

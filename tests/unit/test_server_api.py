@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import sys
+import time
 import types
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ import pytest
 
 from llamaserve import Server, load_service, service
 from llamaserve.chat.template import ChatTemplate
-from llamaserve.config import EngineConfig, FlashAttention, Profile, SchedulerConfig
+from llamaserve.config import CacheConfig, EngineConfig, FlashAttention, Profile, SchedulerConfig
 from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeVocabulary, scripted
 from llamaserve.engine.port import Engine
 from llamaserve.errors import (
@@ -33,7 +34,7 @@ from llamaserve.errors import (
     PromptTooLong,
     UnknownOption,
 )
-from llamaserve.request import FinishReason, SamplingParams
+from llamaserve.request import Event, FinishReason, GenerationRequest, SamplingParams
 from llamaserve.request_options import RequestOptions, SamplingOptions
 from llamaserve.service import Service
 from tests.unit.fake_template import FakeTemplate
@@ -292,6 +293,9 @@ def test_every_sampling_parameter_is_a_keyword_and_reaches_the_engine(served: Se
         "max_tokens",
         "stop",
         "timeout_s",
+        "cache_prompt",
+        "cache_salt",
+        "session",
     }
     given: SamplingOptions = {
         "temperature": 0.5,
@@ -308,6 +312,106 @@ def test_every_sampling_parameter_is_a_keyword_and_reaches_the_engine(served: Se
     }
     served.server.generate("p", max_tokens=1, **given)
     assert served.engine.opened[-1].sampling == SamplingParams(**given)
+
+
+@pytest.fixture
+def requests(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
+    """What reaches the service from blocking calls."""
+    seen: list[GenerationRequest] = []
+    stream = server.service.stream_blocking
+
+    def recording(request: GenerationRequest, *, timeout_s: float | None = None) -> Iterator[Event]:
+        seen.append(request)
+        return stream(request, timeout_s=timeout_s)
+
+    monkeypatch.setattr(server.service, "stream_blocking", recording)
+    return seen
+
+
+def test_the_options_of_the_cache_are_keywords_of_every_call(server: Server, requests: list[GenerationRequest]) -> None:
+    """K34."""
+    options: RequestOptions = {"cache_prompt": False, "cache_salt": "salt", "session": "talk", "max_tokens": 1}
+    server.complete_tokens("p", **options)
+    server.generate("p", **options)
+    list(server.stream("p", **options))
+    server.chat(HI, **options)
+    list(server.chat_stream(HI, **options))
+    assert len(requests) == 5
+    for request in requests:
+        assert (request.cache_prompt, request.cache_salt, request.session) == (False, "salt", "talk")
+
+
+def test_none_is_as_if_an_option_of_the_cache_was_not_given(server: Server, requests: list[GenerationRequest]) -> None:
+    server.generate("p", max_tokens=1)
+    server.generate("p", max_tokens=1, cache_prompt=None, cache_salt=None, session=None)
+    for request in requests:
+        assert (request.cache_prompt, request.cache_salt, request.session) == (True, "", None)
+
+
+def settled(server: Server) -> Server:
+    """The server, once what its last request left can be found."""
+    ends_at = time.monotonic() + 30
+    while server.service.stats().active_slots:
+        assert time.monotonic() < ends_at, "the slots did not become idle"
+        time.sleep(0.001)
+    return server
+
+
+def test_the_same_prompt_again_reports_cached_tokens(server: Server) -> None:
+    """S18, S45: on every kind of result that has a usage."""
+    assert server.generate("p").usage.cached_tokens == 0
+    assert settled(server).generate("p").usage.cached_tokens == 1
+    stream = settled(server).stream("p")
+    list(stream)
+    assert stream.usage is not None
+    assert stream.usage.cached_tokens == 1
+    assert settled(server).chat(HI).usage.cached_tokens == 1  # a BOS token
+    assert settled(server).chat(HI).usage.cached_tokens == len("user:hi\nassistant:")
+    assert settled(server).generate("p", cache_prompt=False).usage.cached_tokens == 0
+    assert settled(server).generate("p", cache_salt="another").usage.cached_tokens == 0
+
+
+def test_a_server_may_have_its_cache_off_and_a_call_may_turn_it_on() -> None:
+    """S17, S18."""
+    engine = FakeEngine(continuation=scripted(REPLIES))
+    off = Service(engine, None, SchedulerConfig(), "fake", cache=CacheConfig(cache_prompt=False))
+    with Server.from_service(off) as server:
+        counts = [
+            settled(server).generate("p", cache_prompt=answer).usage.cached_tokens
+            for answer in (None, None, True, True)
+        ]
+    assert counts == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("cache_prompt", "no", "cache_prompt is 'no': it must be True or False"),
+        ("cache_salt", 7, "cache_salt is 7: it must be a string"),
+        ("session", "", "session has 0 characters"),
+        ("session", "\ud800", "session is not valid Unicode"),
+    ],
+)
+def test_a_bad_option_of_the_cache_raises_before_anything_is_queued(
+    served: Served, option: str, value: object, says: str
+) -> None:
+    """K27."""
+    with pytest.raises(BadRequest, match=says) as caught:
+        served.server.generate("p", **{option: value})  # type: ignore[arg-type]  # that is the point
+    assert caught.value.param == option
+    assert served.engine.opened == []
+
+
+def test_a_chat_passes_the_ends_of_its_messages_where_memory_cannot_share(
+    server: Server, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K11."""
+    server.chat(HI)
+    monkeypatch.setattr(type(server.service), "wants_boundaries", True)
+    server.chat([*HI, {"role": "assistant", "content": "x"}, *BYE], max_tokens=1)
+    server.generate("p", max_tokens=1)
+    history = 1 + len("user:hi\nassistant:x\n")
+    assert [request.boundaries for request in requests] == [(), (history, history + len("user:bye\n")), ()]
 
 
 def test_bad_values_raise_before_anything_is_queued(served: Served) -> None:
@@ -425,6 +529,10 @@ def test_a_closed_server_refuses(server: Server) -> None:
         ({"max_queue": -1}, ConfigError, "max_queue is -1"),
         ({"profile": "fast"}, ConfigError, "profile is 'fast': it must be one of 'shared', 'parity'"),
         ({"flash_attention": 1}, ConfigError, "'auto', 'on', 'off'"),
+        ({"cache_ram": -1}, ConfigError, "cache_ram is -1"),
+        ({"cache_disk": 7}, ConfigError, "cache_disk is 7"),
+        ({"cache_disk": ""}, ConfigError, "cache_disk is ''"),
+        ({"cache_rma": 7}, UnknownOption, "did you mean 'cache_ram'"),
     ],
 )
 def test_bad_options_raise_before_a_model_is_looked_for(
@@ -484,6 +592,22 @@ def test_every_option_reaches_the_engine_or_the_scheduler(model: Path) -> None:
         assert server.chat([{"role": "user", "content": "x"}], max_tokens=2).usage.completion_tokens == 2
 
 
+def test_every_option_of_the_cache_reaches_the_service(model: Path, tmp_path: Path) -> None:
+    """K34: a folder also as a string."""
+    options: dict[str, Any] = {
+        "cache_prompt": False,
+        "cache_ram": 3,
+        "cache_disk": str(tmp_path / "kept"),
+        "cache_disk_gib": 0.5,
+        "slot_prompt_similarity": 0.3,
+    }
+    assert options.keys() == {field.name for field in dataclasses.fields(CacheConfig)}
+    with Server(model, **options) as server:
+        assert server.service.cache == CacheConfig(**{**options, "cache_disk": tmp_path / "kept"})
+    with Server(model, cache_disk=tmp_path) as server:
+        assert server.service.cache == CacheConfig(cache_disk=tmp_path)
+
+
 def test_enums_are_taken_by_value(model: Path) -> None:
     with Server(model, profile="parity", flash_attention="off"):
         (config,) = LoadedEngine.configs
@@ -502,10 +626,17 @@ def test_the_parity_profile_computes_prompts_alone_unless_told_otherwise(
 
     class RecordingService(Service):
         def __init__(
-            self, engine: Engine, template: ChatTemplate | None, config: SchedulerConfig, model_name: str
+            self,
+            engine: Engine,
+            template: ChatTemplate | None,
+            config: SchedulerConfig,
+            model_name: str,
+            *,
+            cache: CacheConfig,
+            model_path: Path,
         ) -> None:
             seen.append(config)
-            super().__init__(engine, template, config, model_name)
+            super().__init__(engine, template, config, model_name, cache=cache, model_path=model_path)
 
     monkeypatch.setattr(load_service, "Service", RecordingService)
     with Server(model, **options):

@@ -29,18 +29,27 @@ class AnswerHead:
     system_fingerprint: str
 
 
+class PromptTokensDetails(msgspec.Struct):
+    """Where the tokens of a prompt came from."""
+
+    cached_tokens: int
+    """Those that were not computed for this request."""
+
+
 class Usage(msgspec.Struct):
     """Tokens a request cost."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
     @classmethod
     def of(cls, finished: Finished) -> Usage:
         """The usage a finished request reports."""
         total = finished.prompt_tokens + finished.completion_tokens
-        return cls(finished.prompt_tokens, finished.completion_tokens, total)
+        details = PromptTokensDetails(finished.cached_tokens)
+        return cls(finished.prompt_tokens, finished.completion_tokens, total, details)
 
 
 class _Message(msgspec.Struct):

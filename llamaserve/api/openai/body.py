@@ -43,6 +43,9 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float | bool] | list[tuple[int, float | bool]] | None = None
     ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
+    cache_salt: str | None = None
+    session: str | None = None
 
     @property
     def is_streamed(self) -> bool:

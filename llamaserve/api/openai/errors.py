@@ -116,8 +116,8 @@ def error_response(error: Exception, *, has_spent_tokens: bool = False) -> Respo
 
 
 def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer for an error of HTTP itself: no such route, wrong method, body too large."""
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+    """The answer for an error of HTTP itself: no such route, wrong method, body too large, a route turned off."""
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 501: "not_supported"}
     type_ = INVALID_REQUEST if status < 500 else SERVER_ERROR
     body = plain_error_json(message, type_, codes.get(status))
     return Response(body, status, headers, media_type="application/json")

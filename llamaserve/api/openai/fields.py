@@ -27,7 +27,6 @@ HARMLESS_FIELDS = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
-        "cache_prompt",
         "n_cache_reuse",
         "n_keep",
         "n_discard",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llamaserve.api.openai.body import ChatBody, ChatMessage, CompletionBody, ContentPart
+from llamaserve.chat.boundaries import message_boundaries
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest, BadTemplate, EmptyPrompt, PromptTooLong
 
@@ -20,6 +21,16 @@ SUSPICIOUS_CHARACTERS = 8
 COUNTED_PIECE = 2**16  # characters
 SURELY_TOO_LONG = 2
 """Contexts' worth of counted tokens that refuse a text; cutting it into pieces adds a few tokens, not a context."""
+
+
+class PromptTokens(NamedTuple):
+    """A prompt, and what its template says of it."""
+
+    tokens: tuple[int, ...]
+    stops: tuple[str, ...] = ()
+    """Strings that end the answer."""
+    boundaries: tuple[int, ...] = ()
+    """Positions where messages end, if they were asked for."""
 
 
 def completion_prompt(body: CompletionBody, vocab: Vocabulary, n_ctx: int) -> tuple[int, ...]:
@@ -45,9 +56,14 @@ def completion_prompt(body: CompletionBody, vocab: Vocabulary, n_ctx: int) -> tu
 
 
 def chat_prompt(
-    body: ChatBody, template: ChatTemplate | None, vocab: Vocabulary, n_ctx: int
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The tokens of a conversation, and the stop strings its template adds.
+    body: ChatBody,
+    template: ChatTemplate | None,
+    vocab: Vocabulary,
+    n_ctx: int,
+    *,
+    wants_boundaries: bool = False,
+) -> PromptTokens:
+    """The tokens of a conversation, the stop strings its template adds and, if wanted, where its messages end.
 
     Raises BadRequest for messages we cannot use, BadTemplate when the template cannot render them, PromptTooLong for a
     text far over the context and, before anything is rendered, for more messages than the context has tokens.
@@ -58,8 +74,11 @@ def chat_prompt(
     # token at least: a template marks where each begins.
     if len(body.messages) > n_ctx:
         raise PromptTooLong(len(body.messages), n_ctx, is_at_least=True)
-    rendered = template.render(template_messages(body.messages))
-    return _tokenize(rendered.prompt, vocab, n_ctx), rendered.stops
+    messages = template_messages(body.messages)
+    rendered = template.render(messages)
+    tokens = _tokenize(rendered.prompt, vocab, n_ctx)
+    boundaries = message_boundaries(template, messages, vocab, tokens) if wants_boundaries else ()
+    return PromptTokens(tokens, rendered.stops, boundaries)
 
 
 def _tokenize(text: str, vocab: Vocabulary, n_ctx: int) -> tuple[int, ...]:

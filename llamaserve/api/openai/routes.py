@@ -30,16 +30,18 @@ from llamaserve.api.openai.answers import (
 from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
 from llamaserve.api.openai.errors import error_response
 from llamaserve.api.openai.fields import UnknownFieldLog
-from llamaserve.api.openai.prompts import chat_prompt, completion_prompt
+from llamaserve.api.openai.prompts import PromptTokens, chat_prompt, completion_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.sse import EventStreamResponse
-from llamaserve.errors import Cancelled, EngineError, LlamaServeError, ModelNotFound
-from llamaserve.request import Event, Finished, GenerationRequest, TextDelta
+from llamaserve.errors import BadRequest, Cancelled, EngineError, LlamaServeError, ModelNotFound
+from llamaserve.request import MAX_NAME_LENGTH, Event, Finished, GenerationRequest, TextDelta
 from llamaserve.service import Service
 
 PREPARING_THREADS = 2
 """Bodies that are decoded, rendered and tokenised at the same time: one large body must not hold up all others, and
 many must not take the cores and the memory from the model."""
+SESSION_HEADER = "x-session-id"
+"""Names the session where the body does not: routers that keep a session on one server send it too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,18 @@ class PreparedRequest:
     generation: GenerationRequest
     is_streamed: bool
     wants_usage_chunk: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingRequest:
+    """A request as it came, before its body is read."""
+
+    request_id: str
+    body: bytes
+    session_header: str | None
+
+
+Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
 
 
 class OpenAIRoutes:
@@ -116,14 +130,13 @@ class OpenAIRoutes:
         """``POST /v1/chat/completions``."""
         return await self._generate(request, CHAT, self._prepare_chat)
 
-    async def _generate(
-        self, request: Request, endpoint: Endpoint, prepare: Callable[[Service, str, bytes], PreparedRequest]
-    ) -> Response:
+    async def _generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response:
         service = self._service()
         body = await until_set(self._closing, _read_body(request, self._max_body_bytes))
         request_id = endpoint.id_prefix + secrets.token_hex(12)
-        prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, request_id, body))
-        del body  # up to megabytes, which the answer does not need
+        incoming = IncomingRequest(request_id, body, request.headers.get(SESSION_HEADER))
+        prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, incoming))
+        del body, incoming  # up to megabytes, which the answer does not need
         head = AnswerHead(request_id, int(time.time()), service.model_name, self._system_fingerprint)
         if prepared.is_streamed:
             encoder = ChunkEncoder(endpoint.chunks, head, has_usage_chunk=prepared.wants_usage_chunk)
@@ -133,27 +146,26 @@ class OpenAIRoutes:
             return error_response(outcome.error, has_spent_tokens=outcome.n_tokens > 0)
         return _json(endpoint.answer(head, outcome.text, outcome.finished))
 
-    async def _on_thread(
-        self,
-        prepare: Callable[[Service, str, bytes], PreparedRequest],
-        service: Service,
-        request_id: str,
-        body: bytes,
-    ) -> PreparedRequest:
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare, service, request_id, body)
+    async def _on_thread(self, prepare: Prepare, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare, service, incoming)
 
-    def _prepare_completion(self, service: Service, request_id: str, body: bytes) -> PreparedRequest:
-        decoded = decode_body(body, CompletionBody, self._unknown_fields)
+    def _prepare_completion(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+        decoded = decode_body(incoming.body, CompletionBody, self._unknown_fields)
         _check_model(decoded.model, service)
-        return _prepare(
-            decoded, service, request_id, completion_prompt(decoded, service.vocab, service.info.n_ctx_seq), ()
+        tokens = completion_prompt(decoded, service.vocab, service.info.n_ctx_seq)
+        return _prepare(decoded, service, incoming, PromptTokens(tokens))
+
+    def _prepare_chat(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+        decoded = decode_body(incoming.body, ChatBody, self._unknown_fields)
+        _check_model(decoded.model, service)
+        prompt = chat_prompt(
+            decoded,
+            service.template,
+            service.vocab,
+            service.info.n_ctx_seq,
+            wants_boundaries=service.wants_boundaries,
         )
-
-    def _prepare_chat(self, service: Service, request_id: str, body: bytes) -> PreparedRequest:
-        decoded = decode_body(body, ChatBody, self._unknown_fields)
-        _check_model(decoded.model, service)
-        prompt, template_stops = chat_prompt(decoded, service.template, service.vocab, service.info.n_ctx_seq)
-        return _prepare(decoded, service, request_id, prompt, template_stops)
+        return _prepare(decoded, service, incoming, prompt)
 
     def _model_card(self, service: Service) -> dict[str, object]:
         info = service.info
@@ -174,16 +186,32 @@ class OpenAIRoutes:
 
 
 def _prepare(
-    body: GenerationBody, service: Service, request_id: str, prompt: tuple[int, ...], more_stops: tuple[str, ...]
+    body: GenerationBody, service: Service, incoming: IncomingRequest, prompt: PromptTokens
 ) -> PreparedRequest:
     generation = GenerationRequest(
-        request_id=request_id,
-        prompt=prompt,
+        request_id=incoming.request_id,
+        prompt=prompt.tokens,
         max_tokens=max_new_tokens(body),
-        stop=tuple(dict.fromkeys(stop_strings(body) + more_stops)),
+        stop=tuple(dict.fromkeys(stop_strings(body) + prompt.stops)),
         sampling=sampling_params(body, service.vocab.n_tokens),
+        cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+        cache_salt="" if body.cache_salt is None else body.cache_salt,
+        session=_session(body, incoming.session_header),
+        boundaries=prompt.boundaries,
     )
     return PreparedRequest(generation, body.is_streamed, body.wants_usage_chunk)
+
+
+def _session(body: GenerationBody, header: str | None) -> str | None:
+    """The body's session, else the header's; an empty header is none."""
+    if body.session is not None or not header:
+        return body.session
+    if len(header) > MAX_NAME_LENGTH:
+        raise BadRequest(
+            f"the header {SESSION_HEADER} has {len(header)} characters: it must have at most {MAX_NAME_LENGTH}",
+            SESSION_HEADER,
+        )
+    return header
 
 
 def _check_model(name: str | None, service: Service) -> None:

@@ -12,7 +12,7 @@ import pytest
 from llamaserve.chat.template import RenderedChat
 from llamaserve.cli import main
 from llamaserve.cli.parts import Parts
-from llamaserve.config import EngineConfig, HttpConfig, SchedulerConfig
+from llamaserve.config import CacheConfig, EngineConfig, HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import Continuation, FakeEngine, scripted
 from llamaserve.engine.port import MemoryKind
 from llamaserve.errors import BadTemplate, ModelLoad
@@ -67,6 +67,7 @@ class FakeParts:
     resolved: list[str] = field(default_factory=list)
     engine_configs: list[EngineConfig] = field(default_factory=list)
     scheduler_configs: list[SchedulerConfig] = field(default_factory=list)
+    cache_configs: list[CacheConfig] = field(default_factory=list)
     http_configs: list[HttpConfig] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     engines: list[FakeEngine] = field(default_factory=list)
@@ -87,16 +88,23 @@ class FakeParts:
         return MODEL_PATH
 
     def _load(
-        self, config: EngineConfig, scheduler: SchedulerConfig, name: str, progress: Callable[[float], bool]
+        self,
+        engine_config: EngineConfig,
+        scheduler_config: SchedulerConfig,
+        model_name: str,
+        progress: Callable[[float], bool],
+        *,
+        cache: CacheConfig,
     ) -> Service:
-        self.engine_configs.append(config)
-        self.scheduler_configs.append(scheduler)
-        self.names.append(name)
+        self.engine_configs.append(engine_config)
+        self.scheduler_configs.append(scheduler_config)
+        self.cache_configs.append(cache)
+        self.names.append(model_name)
         if self.load_error:
             raise self.load_error
         assert progress(0.5)
-        engine = FakeEngine(n_slots=config.n_slots, n_ctx=self.n_ctx, continuation=self.continuation)
-        service = Service(engine, self.template, scheduler, name)
+        engine = FakeEngine(n_slots=engine_config.n_slots, n_ctx=self.n_ctx, continuation=self.continuation)
+        service = Service(engine, self.template, scheduler_config, model_name, cache=cache)
         self.engines.append(engine)
         self.services.append(service)
         return service

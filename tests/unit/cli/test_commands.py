@@ -13,7 +13,7 @@ import pytest
 
 from llamaserve.cli import serving
 from llamaserve.cli.model_facts import parameters, quantisation
-from llamaserve.config import FlashAttention, Profile
+from llamaserve.config import CacheConfig, FlashAttention, Profile
 from llamaserve.engine.fake import scripted
 from llamaserve.engine.port import MemoryKind
 from llamaserve.errors import ConfigError, ModelLoad
@@ -101,6 +101,7 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa off --no-mmap --mlock --swa-full"
     flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
     flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step --no-lookahead --preempt-ram 7"
+    flags += " --no-cache-prompt -cram 9 --cache-disk kept,2.5 -sps 0.25 --no-slots"
     assert run("serve", *shlex.split(flags)).code == 0
     assert fake.resolved == ["a.gguf"]
     engine, scheduler, http = fake.engine_configs[0], fake.scheduler_configs[0], fake.http_configs[0]
@@ -111,7 +112,16 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
     assert (scheduler.lookahead, scheduler.preempt_ram) == (False, 7)
-    assert (http.host, http.port) == ("0.0.0.0", 9000)
+    assert fake.cache_configs == [
+        CacheConfig(
+            cache_prompt=False,
+            cache_ram=9,
+            cache_disk=Path("kept"),
+            cache_disk_gib=2.5,
+            slot_prompt_similarity=0.25,
+        )
+    ]
+    assert (http.host, http.port, http.shows_slots) == ("0.0.0.0", 9000, False)
     assert fake.names == ["tiny"]
 
 
@@ -121,6 +131,7 @@ def test_without_flags_serve_takes_the_defaults_of_the_configurations(run: Run, 
     assert fake.engine_configs[0] == type(fake.engine_configs[0])(model_path=MODEL_PATH)
     assert fake.scheduler_configs[0] == type(fake.scheduler_configs[0])()
     assert fake.http_configs[0] == type(fake.http_configs[0])()
+    assert fake.cache_configs == [CacheConfig()]
     assert fake.names == ["smollm2"]
 
 
@@ -162,6 +173,69 @@ def test_lookahead_set_to_no_answer_is_a_usage_error(
     assert ended.code == 2
     assert "--lookahead" in ended.err
     assert fake.resolved == []
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "gib"),
+    [
+        ("kept", "kept", 10),
+        ("/var/kept,20", "/var/kept", 20),
+        ("kept,0.5", "kept", 0.5),
+        ("a,b,1", "a,b", 1),
+        ("kept, 3", "kept", 3),
+    ],
+)
+def test_a_cache_on_disk_is_a_folder_and_perhaps_its_size(
+    run: Run, fake: FakeParts, value: str, path: str, gib: float
+) -> None:
+    assert run("serve", "--cache-disk", value).code == 0
+    (config,) = fake.cache_configs
+    assert (config.cache_disk, config.cache_disk_gib) == (Path(path), gib)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (",5", "names no folder"),
+        (",", "names no folder"),
+        ("a,b", "'b' is no number of GiB"),
+        ("kept,", "'' is no number of GiB"),
+        ("kept,0", "must be above 0"),
+        ("kept,-1", "must be above 0"),
+        ("kept,nan", "must be above 0"),
+        ("kept,inf", "must be above 0"),
+    ],
+)
+def test_a_cache_on_disk_that_cannot_be_read_is_a_usage_error(run: Run, fake: FakeParts, value: str, says: str) -> None:
+    ended = run("serve", "--cache-disk", value)
+    assert ended.code == 2
+    assert "--cache-disk" in ended.err
+    assert says in " ".join(ended.err.replace("│", "").split())
+    assert fake.resolved == []
+
+
+def test_a_cache_larger_than_any_disk_names_value_and_limit(run: Run) -> None:
+    ended = run("serve", "--cache-disk", "kept,1e9")
+    assert (ended.code, ended.out) == (1, "")
+    assert "cache_disk_gib is 1000000000.0: it must be above 0, at most 1048576" in ended.err
+
+
+def test_the_prefix_cache_may_be_set_in_the_environment_and_flags_win(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PROMPT": "0", "RAM": "3", "DISK": "kept,4"}.items():
+        monkeypatch.setenv(f"LLAMASERVE_CACHE_{name}", value)
+    assert run("serve").code == 0
+    assert run("serve", "--cache-prompt", "--cache-ram", "5", "--cache-disk", "other").code == 0
+    first, second = fake.cache_configs
+    assert first == CacheConfig(cache_prompt=False, cache_ram=3, cache_disk=Path("kept"), cache_disk_gib=4)
+    assert second == CacheConfig(cache_prompt=True, cache_ram=5, cache_disk=Path("other"))
+
+
+def test_a_command_for_one_caller_keeps_no_copies(run: Run, fake: FakeParts) -> None:
+    """What it computed stays in its slot."""
+    run("complete", "hi")
+    assert fake.cache_configs == [CacheConfig(cache_ram=0)]
 
 
 def test_serve_says_what_it_serves_where_and_how_to_try_it(run: Run) -> None:

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 
-from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeFlag, FakeRow, letters, scripted
+from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeFlag, FakeRow, FakeState, letters, scripted
 from llamaserve.engine.port import PromptPiece, RowError, SequenceSpec, StepPlan
 from llamaserve.errors import BadToken, ConfigError, EngineDown, EngineError
 from llamaserve.request import SamplingParams
 from tests.engine_laws import FINAL_LAWS, GREEDY, LAWS, Law, prompt_of, start
+from tests.memory_laws import FINAL_MEMORY_LAWS, MEMORY_LAWS
+
+ALL_LAWS = (*LAWS, *FINAL_LAWS, *MEMORY_LAWS, *FINAL_MEMORY_LAWS)
 
 
-@pytest.mark.parametrize("law", [*LAWS, *FINAL_LAWS], ids=lambda law: law.__name__)
+def whole_history(history: tuple[int, ...]) -> int:
+    """A lower-case letter that every token of the history has a part in."""
+    return ord("a") + sum((i + 1) * token for i, token in enumerate(history)) % 26
+
+
+@pytest.mark.parametrize("law", ALL_LAWS, ids=lambda law: law.__name__)
 def test_the_fake_engine_obeys_the_law(law: Law) -> None:
     """Same laws as the native engine (E2, E10, E13)."""
-    law(FakeEngine())
+    law(FakeEngine(continuation=whole_history))
 
 
-@pytest.mark.parametrize("law", [*LAWS, *FINAL_LAWS], ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", ALL_LAWS, ids=lambda law: law.__name__)
+def test_the_fake_engine_whose_ids_share_nothing_obeys_the_law(law: Law) -> None:
+    """As split KV."""
+    law(FakeEngine(continuation=whole_history, can_share=False))
+
+
+@pytest.mark.parametrize("law", ALL_LAWS, ids=lambda law: law.__name__)
 def test_the_fake_engine_whose_memory_cannot_go_back_obeys_the_law(law: Law) -> None:
     """L12: as a recurrent model's."""
-    law(FakeEngine(can_rewind=False))
+    law(FakeEngine(continuation=whole_history, can_rewind=False, can_share=False, can_trim=False))
 
 
 def test_a_law_can_fail() -> None:
@@ -191,6 +206,117 @@ def test_a_sequence_that_drew_nothing_cannot_be_suspended() -> None:
     for seq_id in (0, 1):
         with pytest.raises(EngineError, match=f"sequence {seq_id} is not open, has drawn nothing"):
             engine.suspend(seq_id, 1000)
+
+
+def hold(engine: FakeEngine, seq_id: int, tokens: tuple[int, ...]) -> None:
+    engine.open(SequenceSpec(seq_id, GREEDY))
+    engine.step(StepPlan(pieces=[PromptPiece(seq_id, tokens, is_last=False)]))
+    engine.close(seq_id, keep=True)
+
+
+@pytest.mark.parametrize(
+    ("fail", "call"),
+    [
+        ("fail_saves", lambda engine, _: engine.save(0, 0, 1000)),
+        ("fail_restores", lambda engine, state: engine.restore(1, state)),
+        ("fail_adopts", lambda engine, _: engine.adopt(1, 0, 2)),
+    ],
+)
+def test_scripted_failures_of_memory_change_nothing(
+    fail: str, call: Callable[[FakeEngine, FakeState | None], object]
+) -> None:
+    """So often as asked for; then it works."""
+    engine = FakeEngine()
+    hold(engine, 0, (1, 2, 3))
+    state = engine.save(0, 0, 1000)
+    getattr(engine, fail)(2)
+    for _ in range(2):
+        with pytest.raises(EngineError, match="scripted"):
+            call(engine, state)
+        assert [engine.length(seq_id) for seq_id in (0, 1)] == [3, 0]
+    assert call(engine, state) is not False
+
+
+def test_scripted_failures_are_those_of_checkpoints_too() -> None:
+    engine = FakeEngine(can_share=False, can_trim=False)
+    hold(engine, 0, (1, 2, 3))
+    checkpoint = engine.checkpoint(0, 1000)
+    assert checkpoint is not None
+    engine.fail_saves(1)
+    with pytest.raises(EngineError, match="scripted"):
+        engine.checkpoint(0, 1000)
+    engine.fail_restores(1)
+    with pytest.raises(EngineError, match="scripted"):
+        engine.go_back(0, checkpoint)
+    assert engine.tokens(0) == (1, 2, 3)
+
+
+def test_a_checkpoint_of_other_tokens_is_a_mistake_of_the_caller() -> None:
+    """The real engine cannot see it and computes garbage."""
+    engine = FakeEngine(can_share=False, can_trim=False)
+    hold(engine, 0, (1, 2, 3))
+    checkpoint = engine.checkpoint(0, 1000)
+    assert checkpoint is not None
+    assert engine.trim(0, 0)
+    hold(engine, 0, (1, 2, 4, 5))
+    with pytest.raises(EngineError, match="does not hold the 3 tokens"):
+        engine.go_back(0, checkpoint)
+
+
+def test_a_copy_has_the_tokens_it_is_of() -> None:
+    """Also control tokens, in as many bytes a cell as the engine was told."""
+    engine = FakeEngine(bytes_per_cell=5)
+    tokens = (BOS, 0, 65, EOS, 253)
+    hold(engine, 0, tokens)
+    state = engine.save(0, 1, 20)
+    assert state is not None
+    assert state.n_bytes == 20
+    assert bytes(state.view())[::5] == b"\x00A\xff\xfd"
+    engine.adopt(1, 0, 1)
+    assert engine.restore(1, engine.load_state(bytes(state.view()), 1, 5))
+    assert engine.tokens(1) == tokens
+    with pytest.raises(EngineError, match="a state of 20 bytes has not 5 cells of 5 bytes"):
+        engine.restore(2, engine.load_state(state.view(), 0, 5))
+    hold(engine, 3, (254,))
+    with pytest.raises(EngineError, match="cannot save the byte 254"):
+        engine.save(3, 0, 100)
+
+
+def test_a_step_without_room_purges_in_order_and_no_more_than_needed() -> None:
+    """S11, K4: cells that others hold too are not freed."""
+    engine = FakeEngine(n_ctx=20, n_slots=2)
+    for parked, token in ((10, 1), (11, 2), (12, 3)):
+        hold(engine, 0, (token,) * 6)
+        engine.adopt(parked, 0, 6)
+        engine.trim(0, 0)
+    engine.adopt(13, 10, 6)
+    engine.open(SequenceSpec(1, GREEDY))
+    plan = StepPlan(pieces=[PromptPiece(1, (7,) * 8, is_last=True)], purge=(10, 50, 11, 12))
+    (row,) = engine.step(plan)
+    assert row.error is None
+    assert list(engine.report.purged) == [10, 11]
+    assert engine.used_cells() == 20
+    assert [engine.length(parked) for parked in (10, 11, 12, 13)] == [0, 0, 6, 6]
+    engine.step(StepPlan(decode=[1], purge=()))
+    assert list(engine.report.purged) == []
+
+
+def test_a_restore_without_room_changes_nothing() -> None:
+    engine = FakeEngine(n_ctx=20, n_slots=2)
+    hold(engine, 0, (1,) * 11)
+    state = engine.save(0, 0, 1000)
+    assert state is not None
+    assert not engine.restore(1, state)
+    assert (engine.length(1), engine.used_cells()) == (0, 11)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"can_trim": False}, "cannot share: pass can_share=False"), ({"bytes_per_cell": 0}, "bytes_per_cell is 0")],
+)
+def test_memory_that_cannot_be_is_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FakeEngine(**options)  # type: ignore[arg-type]  # any option
 
 
 def test_a_set_flag_ends_the_wait_of_a_step() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 
-from llamaserve.config import SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.errors import LlamaServeError
 from llamaserve.request import Event, Failed, Finished, GenerationRequest, SamplingParams, TextDelta
 from llamaserve.scheduler.scheduler import Scheduler
 from tests.unit.scheduler.invariants import check
+
+NO_TIERS = CacheConfig(cache_ram=0)
 
 
 class SetClock:
@@ -26,12 +29,20 @@ class SetClock:
 class Harness:
     """A scheduler, its engine, and what it delivered."""
 
-    def __init__(self, engine: FakeEngine | None = None, config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self,
+        engine: FakeEngine | None = None,
+        config: SchedulerConfig | None = None,
+        cache: CacheConfig | None = None,
+    ) -> None:
         self.engine = engine or FakeEngine()
         self.clock = SetClock()
         self.events: dict[str, list[Event]] = defaultdict(list)
         self.batches: list[list[tuple[str, Event]]] = []
-        self.scheduler = Scheduler(self.engine, config or SchedulerConfig(), self._deliver, clock=self.clock)
+        self.prefixes = make_prefix_memory(self.engine, cache or NO_TIERS)
+        self.scheduler = Scheduler(
+            self.engine, config or SchedulerConfig(), self._deliver, self.prefixes, clock=self.clock
+        )
         self._ids = itertools.count()
 
     def _deliver(self, events: list[tuple[str, Event]]) -> None:
@@ -47,10 +58,22 @@ class Harness:
         stop: tuple[str, ...] = (),
         sampling: SamplingParams | None = None,
         request_id: str | None = None,
+        cache_prompt: bool = False,
+        cache_salt: str = "",
+        session: str | None = None,
     ) -> str:
-        """Submit a request; its id."""
+        """Submit a request; its id. It reuses nothing and leaves nothing unless ``cache_prompt`` says so."""
         name = f"r{next(self._ids)}" if request_id is None else request_id
-        request = GenerationRequest(name, tuple(prompt), max_tokens, stop, sampling or SamplingParams())
+        request = GenerationRequest(
+            name,
+            tuple(prompt),
+            max_tokens,
+            stop,
+            sampling or SamplingParams(),
+            cache_prompt=cache_prompt,
+            cache_salt=cache_salt,
+            session=session,
+        )
         self.scheduler.submit(request)
         return name
 

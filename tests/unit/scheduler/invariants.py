@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llamaserve.scheduler.scheduler import MAX_CONSECUTIVE_FAILED_STEPS, Scheduler
 from llamaserve.scheduler.slot import Slot, SlotState, Work
+from tests.unit.scheduler.prefix_invariants import check_prefixes
 
 
 def check(scheduler: Scheduler) -> None:
@@ -26,6 +27,7 @@ def check(scheduler: Scheduler) -> None:
     assert set(scheduler._engine.ahead_rows) <= busy, "a step runs ahead of a slot that is idle"
     assert scheduler._broken <= busy or scheduler._inbox.refusal is not None, "an idle slot is taken for broken"
     _check_preempted(scheduler)
+    check_prefixes(scheduler)
 
 
 def _check_preempted(scheduler: Scheduler) -> None:

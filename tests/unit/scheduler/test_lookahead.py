@@ -13,6 +13,7 @@ from llamaserve.engine.port import StepFlag, StepPlan, Ticket
 from llamaserve.errors import Cancelled, DecodeFailed, EngineDown, RewindFailed
 from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
 from llamaserve.scheduler.lookahead import may_run_ahead, will_finish
+from llamaserve.scheduler.opening import prompt_of
 from llamaserve.scheduler.slot import Work
 from llamaserve.scheduler.stats import Discard
 from tests.unit.scheduler.harness import Harness, alone
@@ -44,7 +45,7 @@ def until(harness: Harness, is_reached: Callable[[], bool], most_ticks: int = 20
 def work(*, n_prompt: int = 4, n_generated: int = 1, max_tokens: int | None = 10) -> Work:
     """A request somewhere in its text."""
     request = GenerationRequest("r", (1,) * n_prompt, max_tokens)
-    some = Work(request, submitted_at=0.0, admitted_at=0.0, admitted_order=1)
+    some = Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=1)
     some.generated = [1] * n_generated
     return some
 
@@ -540,16 +541,16 @@ def played(
     engine = FakeEngine(n_slots=4, continuation=continuation)
     harness = Harness(engine, SchedulerConfig(lookahead=lookahead, prefill_chunk=8))
     ids = [
-        harness.submit(prompt_of(n, n_prompt), max_tokens=max_tokens, stop=stops[n])
+        harness.submit(nth_prompt(n, n_prompt), max_tokens=max_tokens, stop=stops[n])
         for n, (n_prompt, max_tokens) in enumerate(initial)
     ]
     harness.tick(n_ticks)
-    ids.append(harness.submit(prompt_of(len(ids), late[0]), max_tokens=late[1], stop=stops[len(ids)]))
+    ids.append(harness.submit(nth_prompt(len(ids), late[0]), max_tokens=late[1], stop=stops[len(ids)]))
     harness.run()
     return harness, ids
 
 
-def prompt_of(n: int, n_tokens: int) -> bytes:
+def nth_prompt(n: int, n_tokens: int) -> bytes:
     """The prompt of the n-th request."""
     return bytes((7 * n + 3 * place) % 200 for place in range(n_tokens))
 

@@ -14,6 +14,7 @@ from llamaserve.engine.port import RowError, SuspendedSequence
 from llamaserve.errors import Cancelled, ContextFull, EngineDown, EngineError
 from llamaserve.request import GenerationRequest, SamplingParams, Timings
 from llamaserve.scheduler.kv_pressure import MOST_GROWTH, Runner, choose_victim, may_come_back
+from llamaserve.scheduler.opening import prompt_of
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
 from llamaserve.scheduler.slot import Work
 from tests.unit.scheduler.harness import Harness, alone
@@ -71,7 +72,8 @@ def test_one_comes_back_when_all_have_room_to_grow(
 def preempted(name: str, order: int, n_bytes: int = 0) -> Preempted:
     """A request that waits."""
     request = GenerationRequest(name, (1,))
-    return Preempted(Work(request, submitted_at=0.0, admitted_at=0.0, admitted_order=order), None, n_bytes)
+    work = Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=order)
+    return Preempted(work, None, n_bytes)
 
 
 def test_who_was_admitted_first_comes_back_first() -> None:

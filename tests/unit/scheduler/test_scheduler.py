@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import EOS, FakeEngine, FakeFlag, FakeRow, scripted
 from llamaserve.engine.port import RowError, StepPlan, StepReport, StepTime, Ticket
@@ -935,10 +936,12 @@ def test_stats_say_what_is_going_on() -> None:
         recomputed_tokens=0,
         decode_steps=1,
         lookahead_steps=1,
-        lookahead_discards={Discard.FINISH: 0, Discard.CANCEL: 0, Discard.FAILURE: 0},
+        lookahead_discards=dict.fromkeys(Discard, 0),
         kv_purges=0,
         batch_splits=0,
         failed_steps=0,
+        prefix=PrefixCounters(),
+        prefix_gauges=PrefixGauges(shares=True),
         build_s=0.0,
         decode_s=0.0,
         sample_s=0.0,

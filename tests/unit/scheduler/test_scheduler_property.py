@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
 
-from llamaserve.config import SchedulerConfig
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import EOS, FakeEngine, letters
 from llamaserve.engine.port import RowError
 from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, QueueFull, RewindFailed
@@ -21,7 +21,18 @@ N_CTX_SEQ = 48
 FAILURES = ("", "row", "room", "abort", "step", "rewind", "rewind room", "row abort room")
 """What may fail in one run: not everything in each, or there would be no text to preempt or to run ahead of."""
 
-PROMPTS = st.binary(min_size=1, max_size=40).map(tuple)
+FRESH_PROMPTS = st.binary(min_size=1, max_size=40).map(tuple)
+KNOWN_PROMPTS = st.builds(
+    lambda start, n_start, end: tuple(start[:n_start] + end),
+    st.sampled_from([bytes(range(1, 41)), bytes(range(1, 20)) + bytes(range(100, 121))]),
+    st.integers(0, 40),
+    st.binary(max_size=4),
+).filter(bool)
+"""Prompts that have beginnings in common."""
+
+PROMPTS = FRESH_PROMPTS | KNOWN_PROMPTS.filter(lambda prompt: len(prompt) <= 40)
+MEMORIES = {"shared": (True, True), "slots": (False, True), "recurrent": (False, False)}
+"""Whether cells can be shared, and trimmed."""
 STOPS = st.lists(st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=2), max_size=4).map(tuple)
 
 
@@ -30,7 +41,7 @@ def sometimes_ends(history: tuple[int, ...]) -> int:
     return EOS if sum(history) % 20 == 0 else letters(history)
 
 
-def engine_of(n_slots: int, n_batch: int, n_ctx: int, *, can_rewind: bool = True) -> FakeEngine:
+def engine_of(n_slots: int, n_batch: int, n_ctx: int, *, can_rewind: bool = True, memory: str = "shared") -> FakeEngine:
     """An engine whose cells can run out."""
     return FakeEngine(
         n_slots=n_slots,
@@ -39,6 +50,9 @@ def engine_of(n_slots: int, n_batch: int, n_ctx: int, *, can_rewind: bool = True
         n_ctx_seq=N_CTX_SEQ,
         continuation=sometimes_ends,
         can_rewind=can_rewind,
+        can_share=MEMORIES[memory][0],
+        can_trim=MEMORIES[memory][1],
+        bytes_per_cell=8192,  # 128 cells in the smallest RAM tier
     )
 
 
@@ -68,6 +82,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         lookahead=st.sampled_from([True, True, False]),
         preempt_ram=st.sampled_from([0, 1024]),
         failing=st.sampled_from(FAILURES),
+        memory=st.sampled_from(["shared", "shared", *MEMORIES]),
+        cache_ram=st.integers(0, 1),
     )
     def build(
         self,
@@ -82,7 +98,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         lookahead: bool,
         preempt_ram: int,
         failing: str,
+        memory: str,
+        cache_ram: int,
     ) -> None:
+        can_rewind = can_rewind and memory != "recurrent"
         self.failing = failing
         self.config = SchedulerConfig(
             max_queue=max_queue,
@@ -91,16 +110,41 @@ class SchedulerMachine(RuleBasedStateMachine):
             lookahead=lookahead,
             preempt_ram=preempt_ram,
         )
-        self.harness = Harness(engine_of(n_slots, n_slots + n_spare, n_ctx, can_rewind=can_rewind), self.config)
+        engine = engine_of(n_slots, n_slots + n_spare, n_ctx, can_rewind=can_rewind, memory=memory)
+        self.harness = Harness(engine, self.config, CacheConfig(cache_ram=cache_ram))
         self.n_slots = n_slots
         self.taken: dict[str, tuple[tuple[int, ...], int | None, tuple[str, ...]]] = {}
         self.was_cancelled: set[str] = set()
         self.may_happen: set[type[Exception]] = {Cancelled}
 
-    @rule(target=requests, prompt=PROMPTS, max_tokens=st.none() | st.integers(1, 20), stop=STOPS)
-    def submit(self, prompt: tuple[int, ...], max_tokens: int | None, stop: tuple[str, ...]) -> str:
+    @rule(
+        target=requests,
+        prompt=PROMPTS,
+        max_tokens=st.none() | st.integers(1, 20),
+        stop=STOPS,
+        cache_prompt=st.sampled_from([True, True, False]),
+        cache_salt=st.sampled_from(["", "", "salt"]),
+        session=st.sampled_from([None, None, "a", "b"]),
+    )
+    def submit(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int | None,
+        stop: tuple[str, ...],
+        *,
+        cache_prompt: bool = True,
+        cache_salt: str = "",
+        session: str | None = None,
+    ) -> str:
         try:
-            request_id = self.harness.submit(prompt, max_tokens=max_tokens, stop=stop)
+            request_id = self.harness.submit(
+                prompt,
+                max_tokens=max_tokens,
+                stop=stop,
+                cache_prompt=cache_prompt,
+                cache_salt=cache_salt,
+                session=session,
+            )
         except QueueFull:
             wanted = self.taken.keys() - self.was_cancelled
             n_wanted = sum(not self.harness.terminals(request_id) for request_id in wanted)
@@ -139,6 +183,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.was_cancelled.add(request_id)
         elif was_live and is_live:
             assert self.harness.terminals(request_id), "it ended before the step"
+
+    @rule(method=st.sampled_from(["fail_adopts", "fail_saves", "fail_restores"]), count=st.integers(1, 2))
+    def fail_to_copy(self, method: str, count: int) -> None:
+        """Costs a hit, and nothing that anybody sees."""
+        getattr(self.harness.engine, method)(count)
 
     @precondition(lambda self: "row" in self.failing.split())
     @rule(seq_id=st.integers(0, 3))
@@ -181,7 +230,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.harness.run()
         stats = self.harness.scheduler.stats()
-        assert (stats.active_slots, stats.queue_depth, stats.preempted_requests, stats.used_cells) == (0, 0, 0, 0)
+        assert (stats.active_slots, stats.queue_depth, stats.preempted_requests) == (0, 0, 0)
+        assert stats.used_cells == self.harness.engine.used_cells() <= self.harness.engine.info.n_ctx
         assert stats.requests_done + stats.requests_cancelled + stats.requests_failed == len(self.taken)
         for request_id, request in self.taken.items():
             self.check_answer(request_id, *alone(*request))

@@ -7,12 +7,14 @@ import itertools
 import pytest
 
 from llamaserve.request import GenerationRequest
+from llamaserve.scheduler.opening import prompt_of
 from llamaserve.scheduler.slot import LEGAL_MOVES, IdleSlots, Slot, SlotState, Work
 
 
 def work() -> Work:
     """A request of 3 prompt tokens."""
-    return Work(GenerationRequest("r", (1, 2, 3)), submitted_at=0.0, admitted_at=0.0, admitted_order=1)
+    request = GenerationRequest("r", (1, 2, 3))
+    return Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=1)
 
 
 def slot_in(state: SlotState) -> Slot:
@@ -58,7 +60,7 @@ def test_the_idle_slot_used_longest_ago_is_filled_next() -> None:
     order = []
     while (slot := idle.first()) is not None:
         order.append(slot.seq_id)
-        idle.take_first()
+        idle.take(slot)
     assert order == [0, 2, 3, 1]
     assert len(idle) == 0
 
@@ -67,10 +69,20 @@ def test_a_slot_that_is_idle_again_waits_its_turn() -> None:
     """It is used last."""
     slots = [Slot(seq_id) for seq_id in range(2)]
     idle = IdleSlots(slots)
-    idle.take_first()
+    idle.take(slots[0])
     slots[0].last_used_tick = 1
     idle.add(slots[0])
     assert idle.first() is slots[1]
+    assert idle.ids() == [1, 0]
+
+
+def test_any_idle_slot_can_be_taken() -> None:
+    slots = [Slot(seq_id) for seq_id in range(4)]
+    idle = IdleSlots(slots)
+    idle.take(slots[2])
+    assert idle.ids() == [0, 1, 3]
+    with pytest.raises(ValueError, match="not in list"):
+        idle.take(slots[2])
 
 
 def test_the_token_drawn_last_needs_no_cell() -> None:
@@ -104,6 +116,19 @@ def test_a_text_whose_cells_are_lost_is_fed_again_without_its_last_token() -> No
 def test_a_prompt_whose_cells_are_lost_begins_again() -> None:
     """Nothing was drawn: its last piece still has to draw."""
     some = work()
-    some.n_fed = 2
-    some.feed_again()
-    assert (some.n_fed, some.n_to_feed, some.is_recomputing) == (0, 3, False)
+    some.reuse(2)
+    some.begin_again()
+    assert (some.n_fed, some.n_cached, some.n_to_feed, some.is_recomputing) == (0, 0, 3, False)
+
+
+def test_what_its_sequence_holds_is_what_was_fed_and_decoded() -> None:
+    """K108: the token drawn last is not among it."""
+    some = work()
+    some.reuse(2)
+    assert (some.n_held, some.n_cached, list(some.tokens_held())) == (2, 2, [1, 2])
+    some.n_fed = 3
+    some.generated = [7, 8, 9]
+    some.n_decoded = 2
+    assert (some.n_held, list(some.tokens_held())) == (5, [1, 2, 3, 7, 8])
+    assert list(some.tokens_to_show()) == [7, 8]
+    assert list(some.tokens_to_show()) == []

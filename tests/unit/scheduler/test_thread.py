@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from llamaserve.config import SchedulerConfig
+from llamaserve.cache.build import make_prefix_memory
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, FakeFlag
 from llamaserve.engine.port import StepPlan
 from llamaserve.errors import Cancelled, EngineDown, LlamaServeError
@@ -28,7 +29,8 @@ class Running:
     def __init__(self, engine: FakeEngine, config: SchedulerConfig | None = None) -> None:
         self.engine = engine
         self.delivered: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
-        self.thread = SchedulerThread(engine, config or SchedulerConfig(), self._deliver)
+        prefixes = make_prefix_memory(engine, CacheConfig(cache_ram=0))
+        self.thread = SchedulerThread(engine, config or SchedulerConfig(), self._deliver, prefixes)
 
     def _deliver(self, events: list[tuple[str, Event]]) -> None:
         for event in events:

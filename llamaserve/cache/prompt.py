@@ -1,0 +1,36 @@
+"""A prompt as the caches see it. Pure values; any thread."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TOKEN_TYPE = "i"
+"""Array type of token ids: int32, as in llama.cpp."""
+
+
+def token_array(tokens: Sequence[int]) -> array[int]:
+    """Token ids side by side, for comparing many at once. Raises OverflowError for one beyond int32."""
+    return array(TOKEN_TYPE, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Tokens to compute, and what may be reused and kept of them."""
+
+    tokens: array[int]
+    """int32; never changed."""
+    scope: str = ""
+    """Prompts of different scopes share nothing (``cache_salt``)."""
+    is_cached: bool = True
+    """Whether computed prefixes are reused for it and left by it (``cache_prompt``)."""
+    session: str | None = None
+    """The conversation it belongs to; what the last request of a session left is kept longer."""
+    boundaries: tuple[int, ...] = ()
+    """Positions where messages end, ascending: a prompt that diverges later often does so here."""
+
+    @property
+    def n_reusable(self) -> int:
+        """Most tokens that may come from elsewhere: the last is always computed, its logits draw the first token."""
+        return max(0, len(self.tokens) - 1)

@@ -1,0 +1,77 @@
+"""What the fake engine says: bytes are tokens, a function draws the next one. Pure; any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from llamaserve.errors import BadToken
+
+EOS = 256
+BOS = 257
+N_VOCAB = 258
+SPECIAL_TEXT = {b"<eos>": EOS, b"<bos>": BOS}
+"""How control tokens are written in a text."""
+
+Continuation = Callable[[tuple[int, ...]], int]
+"""All tokens of a sequence, prompt and drawn, to the next one."""
+
+
+def letters(history: tuple[int, ...]) -> int:
+    """A lower-case letter that depends on the history; never ends."""
+    recent = 0
+    for token in history[-3:]:
+        recent = recent * 31 + token
+    return ord("a") + (recent * 7 + len(history) * 11) % 26
+
+
+def scripted(replies: Mapping[str, str | bytes]) -> Continuation:
+    """Answers each prompt, given without BOS, with its reply and an EOS; a prompt that is not listed with an EOS."""
+    texts = {prompt.encode(): reply.encode() if isinstance(reply, str) else reply for prompt, reply in replies.items()}
+
+    def continuation(history: tuple[int, ...]) -> int:
+        written = bytes(token for token in history if token < EOS)
+        for prompt in sorted(texts, key=len, reverse=True):
+            if written.startswith(prompt):
+                reply = texts[prompt]
+                n_said = len(written) - len(prompt)
+                return reply[n_said] if n_said < len(reply) else EOS
+        return EOS
+
+    return continuation
+
+
+class FakeVocabulary:
+    """Bytes 0 to 255, then EOS and BOS."""
+
+    @property
+    def n_tokens(self) -> int:
+        """258."""
+        return N_VOCAB
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """The UTF-8 bytes; ``add_special`` puts BOS in front, ``parse_special`` reads "<eos>" and "<bos>"."""
+        tokens = [BOS] if add_special else []
+        rest = text.encode()
+        while rest:
+            special = next((name for name in SPECIAL_TEXT if parse_special and rest.startswith(name)), None)
+            tokens.append(rest[0] if special is None else SPECIAL_TEXT[special])
+            rest = rest[1 if special is None else len(special) :]
+        return tokens
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
+        """The bytes; ``special`` writes control tokens out. Raises BadToken."""
+        names = {token: name for name, token in SPECIAL_TEXT.items()}
+        for token in tokens:
+            check_token(token)
+        return b"".join(bytes([token]) if token < EOS else names[token] if special else b"" for token in tokens)
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token is EOS. Raises BadToken."""
+        check_token(token)
+        return token == EOS
+
+
+def check_token(token: int, param: str = "prompt") -> None:
+    """Raise BadToken for a token outside the vocabulary."""
+    if not 0 <= token < N_VOCAB:
+        raise BadToken(token, N_VOCAB, param)
