@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 from llamaserve.errors import ConfigError, UnknownOption, shown
 
 FORCE_SYNC_VARIABLE = "LLAMASERVE_FORCE_SYNC"
-DEFAULT_CACHE_RAM_MIB = 512
+DEFAULT_CACHE_RAM_MIB = 1024
 DEFAULT_CACHE_DISK_GIB = 10.0
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
 _INT32_MAX = 2**31 - 1  # sizes are int32 in llama.cpp
 _MAX_GIB = 2**20  # a PiB
+_DAY_S = 24 * 3600
 _MAX_CTX = 2**31 - 256  # rounded up to a multiple of 256 it is still an int32
 
 
@@ -145,6 +146,9 @@ class CacheConfig:
     """Whether a request that says nothing of it reuses computed prefixes and leaves its own."""
     cache_ram: int = DEFAULT_CACHE_RAM_MIB
     """MiB of RAM for copies of prefixes whose cells were freed; 0 = none."""
+    cache_cells: int = 512
+    """KV cells that prefixes nobody uses keep while requests run; more are moved to RAM, since attention looks at every
+    cell. Without ``cache_ram``, or where it is smaller than the KV cache, they stay."""
     cache_disk: Path | None = None
     """Folder for such copies, which survive a restart; None = none. It is made if it is not there."""
     cache_disk_gib: float = DEFAULT_CACHE_DISK_GIB
@@ -156,6 +160,7 @@ class CacheConfig:
     def __post_init__(self) -> None:
         _check_type("cache_prompt", self.cache_prompt, bool)
         _check_between("cache_ram", self.cache_ram, 0, _INT32_MAX)
+        _check_between("cache_cells", self.cache_cells, 0, _INT32_MAX)
         if self.cache_disk is not None:
             _check_type("cache_disk", self.cache_disk, Path)
         _check_number("cache_disk_gib", self.cache_disk_gib)
@@ -176,6 +181,17 @@ class CacheConfig:
         return max(1, int(self.cache_disk_gib * 2**30))
 
 
+class PriorityHeader(enum.Enum):
+    """What of the priorities that clients ask for is honoured; they are not authenticated (G19)."""
+
+    OFF = "off"
+    """Nothing: all are equal."""
+    CAP = "cap"
+    """A client may lower itself, never raise."""
+    ON = "on"
+    """Everything."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpConfig:
     """Where and how the HTTP server listens. Raises ConfigError when a value cannot work."""
@@ -187,12 +203,21 @@ class HttpConfig:
     """Largest request body."""
     shows_slots: bool = True
     """Whether ``GET /slots`` tells what each slot does."""
+    drain_timeout_s: float = 30.0
+    """Seconds that requests have to finish in after the first signal, 0 to a day."""
+    sse_ping_interval_s: float = 15.0
+    """Seconds of silence after which a stream sends a comment, 0 to a day; 0 = never."""
+    priority_header: PriorityHeader = PriorityHeader.OFF
+    """What of the priorities that clients ask for is honoured, in the header and in the body."""
 
     def __post_init__(self) -> None:
         _check_type("host", self.host, str)
         _check_between("port", self.port, 0, 65535)
         _check_at_least("max_body_bytes", self.max_body_bytes, 1024)
         _check_type("shows_slots", self.shows_slots, bool)
+        _check_seconds("drain_timeout_s", self.drain_timeout_s)
+        _check_seconds("sse_ping_interval_s", self.sse_ping_interval_s)
+        _check_type("priority_header", self.priority_header, PriorityHeader)
 
 
 def usable_cores() -> int:
@@ -235,6 +260,12 @@ def _check_type(name: str, value: object, kind: type) -> None:
 def _check_number(name: str, value: object) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise ConfigError(f"{name} is {shown(value)}: it must be a number")
+
+
+def _check_seconds(name: str, value: float) -> None:
+    _check_number(name, value)
+    if not 0 <= value <= _DAY_S:
+        raise ConfigError(f"{name} is {shown(value)}: it must be from 0 to {_DAY_S} (a day)")
 
 
 def _check_at_least(name: str, value: int, low: int) -> None:

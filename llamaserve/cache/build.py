@@ -30,7 +30,7 @@ def make_prefix_memory(engine: Engine, config: CacheConfig, model_path: Path | N
     ram = RamTier(config.cache_ram_bytes, can_trim=can_trim) if config.cache_ram else None
     tiers = Tiers(engine, ram, _make_disk(engine, config, model_path, can_trim=can_trim), can_trim=can_trim)
     if engine.can_share:
-        return SharedPrefixes(engine, tiers)
+        return SharedPrefixes(engine, tiers, most_parked=config.cache_cells)
     return SlotPrefixes(engine, tiers, similarity=config.slot_prompt_similarity, checkpoint_bytes=CHECKPOINT_BYTES)
 
 

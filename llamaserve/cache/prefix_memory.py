@@ -138,6 +138,14 @@ class PrefixMemory(Protocol):
     def make_room(self, n_cells: int) -> bool:
         """Free kept cells, those used longest ago first, until the engine has ``n_cells`` free ones; whether it has."""
 
+    @property
+    def n_surplus(self) -> int:
+        """Cells that nobody uses and that slow those down that run: those ``spill`` would move."""
+
+    def spill(self) -> None:
+        """Move some of what nobody uses out of the way of those that run, where that loses nothing. Raises
+        EngineDown."""
+
     def purge_order(self) -> Sequence[int]:
         """Ids of parked sequences, those used longest ago first, for a step that found no room although there should
         be some."""

@@ -56,6 +56,10 @@ class RamTier:
             and not self._index.is_covered(scope, tokens, start)
         )
 
+    def has(self, scope: str, tokens: array[int], start: int) -> bool:
+        """Whether a copy that is here brings all that one of these tokens from ``start`` on would bring."""
+        return self._index.is_covered(scope, tokens, start)
+
     def put(self, saved: SavedPrefix) -> list[SavedPrefix]:
         """Keep a copy, drop those it stands in for, and evict others until all fit.
 

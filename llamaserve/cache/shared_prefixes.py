@@ -13,60 +13,41 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
-from llamaserve._hot import common_prefix
+from llamaserve.cache.eviction import Eviction
+from llamaserve.cache.following import RunningPrompt, choose_leader, waits
 from llamaserve.cache.instability import InstabilityWatch
-from llamaserve.cache.prefix_index import PrefixIndex, Victim
+from llamaserve.cache.parked_cells import ParkedCells
+from llamaserve.cache.prefix_index import PrefixIndex
 from llamaserve.cache.prefix_memory import CaughtUp, Holder, PrefixCounters, PrefixGauges
 from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
-from llamaserve.cache.saved_prefix import SavedPrefix
+from llamaserve.cache.restoring import Restorer
+from llamaserve.cache.session_pins import SessionPins
 from llamaserve.cache.tiers import Tiers
 from llamaserve.engine.port import Engine
-from llamaserve.errors import EngineDown, EngineError
-
-LEAST_TO_FOLLOW = 32
-"""Tokens another must be about to compute of a prompt before it waits for them: what a step takes is not worth less."""
 
 N_LATEST = 4
-"""Texts parked last that a prompt with no cached prefix is compared with."""
+"""Texts parked last that a prompt with little in the cache is compared with."""
 
 _logger = logging.getLogger(__name__)
-
-
-class _Running:
-    """A slot's sequence, as far as prefixes go."""
-
-    __slots__ = ("adopted_from", "leader", "n_computed", "n_led", "prompt")
-
-    def __init__(self, prompt: Prompt) -> None:
-        self.prompt = prompt
-        self.n_computed = 0
-        """Tokens of the prompt it holds."""
-        self.adopted_from: int | None = None
-        self.leader: _Running | None = None
-        """Who computes what comes next of this prompt."""
-        self.n_led = 0
-        """Tokens it has in common with the leader."""
 
 
 class SharedPrefixes:
     """A ``PrefixMemory`` for an engine that ``can_share``."""
 
-    def __init__(self, engine: Engine, tiers: Tiers) -> None:
-        info = engine.info
+    def __init__(self, engine: Engine, tiers: Tiers, *, most_parked: int) -> None:
+        """``most_parked``: cells only parked sequences hold beyond which ``spill`` moves them to RAM."""
         self.counters = PrefixCounters()
         self._engine = engine
         self._tiers = tiers
-        self._index = PrefixIndex()
-        self._free_ids = list(range(engine.n_ids - 1, info.n_slots - 1, -1))
-        self._n_slots = info.n_slots
-        self._n_ctx = info.n_ctx
-        self._running: dict[int, _Running] = {}
-        self._sessions: OrderedDict[tuple[str, str], int] = OrderedDict()
-        """What the last request of a session left, by scope and session; used longest ago first."""
-        self._session_of: dict[int, tuple[str, str]] = {}
+        self._index = index = PrefixIndex()
+        self._parked = ParkedCells(engine, index)
+        self._pins = SessionPins(index, most_cells=engine.info.n_ctx // 2)
+        self._eviction = Eviction(self._parked, self._pins, tiers, self.counters, most_parked=most_parked)
+        self._restorer = Restorer(self._parked, self._eviction, tiers, self.counters)
+        self._running: dict[int, RunningPrompt] = {}
         self._watch = InstabilityWatch(self.counters)
         self._latest: deque[int] = deque(maxlen=N_LATEST)
 
@@ -79,37 +60,31 @@ class SharedPrefixes:
 
     def enter(self, seq_id: int, prompt: Prompt) -> int:
         """Adopt the longest prefix that a holder has, or that the tiers can bring back."""
-        running = self._running[seq_id] = _Running(prompt)
+        running = self._running[seq_id] = RunningPrompt(seq_id, prompt)
         if not prompt.is_cached:
             return 0
-        n_held, source = self._index.match(prompt.scope, prompt.tokens, prompt.n_reusable)
-        n_before = n_held
-        n_held, source = self._bring_back(prompt, n_held, source)
-        if source is not None and not self._adopt(seq_id, source, n_held):
+        in_cells = self._index.match(prompt.scope, prompt.tokens, prompt.n_reusable)
+        n_held, source = self._restorer.bring_back(prompt, in_cells)
+        if source is not None and not self._parked.adopt(seq_id, source, n_held):
             n_held, source = 0, None
-        self._index.add(seq_id, prompt.scope, prompt.tokens, n_held, n_tokens=n_held)
+        if n_held == 0:
+            self._index.add(seq_id, prompt.scope, array(TOKEN_TYPE), 0)
+        else:
+            self._index.add(seq_id, prompt.scope, prompt.tokens, n_held, n_tokens=n_held)
         self._index.set_busy(seq_id, True)
         running.n_computed = n_held
         running.adopted_from = source
-        self._follow(running)
-        self._count_entry(prompt, min(n_before, n_held), n_held)
+        self.counters.tokens_queried += len(prompt.tokens)
+        self.counters.tokens_from_cells += min(in_cells.n_tokens, n_held)
+        choose_leader(running, self._leaders())
         if running.leader is None:
             self._watch_stability(prompt, n_held)
         return n_held
 
-    def _count_entry(self, prompt: Prompt, n_from_cells: int, n_held: int) -> None:
-        counters = self.counters
-        counters.tokens_queried += len(prompt.tokens)
-        counters.tokens_from_cells += n_from_cells
-        if n_held:
-            counters.hits += 1
-        else:
-            counters.misses += 1
-
     def _watch_stability(self, prompt: Prompt, n_held: int) -> None:
         if 2 * n_held >= len(prompt.tokens):
             return
-        left = None if prompt.session is None else self._sessions.get((prompt.scope, prompt.session))
+        left = None if prompt.session is None else self._pins.holder_of((prompt.scope, prompt.session))
         if left is not None:
             self._watch.compare_session(prompt.tokens, n_held, self._index.tokens(left))
             return
@@ -118,43 +93,16 @@ class SharedPrefixes:
             if is_there and self._watch.compare_recent(prompt.tokens, n_held, self._index.tokens(holder)):
                 return
 
-    def _adopt(self, seq_id: int, source: int, n_tokens: int) -> bool:
-        try:
-            self._engine.adopt(seq_id, source, n_tokens)
-        except EngineDown:
-            raise
-        except EngineError as error:  # a sliding window that is gone, for instance
-            _logger.info("sequence %d does not adopt %d tokens of %d: %s", seq_id, n_tokens, source, error)
-            return False
-        return True
-
     # Following: a prefix that somebody computes right now.
 
-    def _follow(self, running: _Running) -> None:
-        """Choose whom to wait for: who is about to compute most of what comes next in this prompt."""
-        running.leader = None
-        running.n_led = 0
-        prompt = running.prompt
-        for other in self._running.values():
-            n_theirs = len(other.prompt.tokens)
-            if other is running or other.n_computed >= n_theirs or not other.prompt.is_cached:
-                continue
-            if other.prompt.scope != prompt.scope or self._leads_to(other, running):
-                continue
-            n_common = min(common_prefix(prompt.tokens, other.prompt.tokens), prompt.n_reusable)
-            is_ahead = n_common > other.n_computed >= running.n_computed
-            if is_ahead and n_common - running.n_computed >= LEAST_TO_FOLLOW and n_common > running.n_led:
-                running.leader, running.n_led = other, n_common
+    def _leaders(self) -> Iterator[RunningPrompt]:
+        """Those whose cells, all of them, others can adopt."""
+        for running in self._running.values():
+            if running.prompt.is_cached and self._n_indexed(running.seq_id) == running.n_computed:
+                yield running
 
-    @staticmethod
-    def _leads_to(other: _Running, running: _Running) -> bool:
-        """Whether the other waits, directly or not, for this one."""
-        leader = other.leader
-        while leader is not None:
-            if leader is running:
-                return True
-            leader = leader.leader
-        return False
+    def _n_indexed(self, seq_id: int) -> int:
+        return self._index.length(seq_id) if seq_id in self._index else -1
 
     def catch_up(self, seq_id: int) -> CaughtUp:
         """Wait for the leader, then adopt; with a leader that is gone, whatever is there, and look for another."""
@@ -162,21 +110,21 @@ class SharedPrefixes:
         leader = running.leader
         if leader is None or seq_id not in self._index:
             return CaughtUp(running.n_computed, waits=False)
-        if leader in self._running.values() and leader.n_computed < running.n_led:
+        if waits(running, self._running.values()):
             return CaughtUp(running.n_computed, waits=True)
-        n_before = running.n_computed
-        prompt = running.prompt
+        self._adopt_more(running)
+        is_stuck = leader in self._running.values() and leader.n_computed < running.n_led
+        choose_leader(running, () if is_stuck else self._leaders())
+        return CaughtUp(running.n_computed, waits=running.leader is not None)
+
+    def _adopt_more(self, running: RunningPrompt) -> None:
+        prompt, n_before = running.prompt, running.n_computed
         n_held, source = self._index.match(prompt.scope, prompt.tokens, prompt.n_reusable)
-        if source is not None and n_held > n_before and self._adopt(seq_id, source, n_held):
-            self._index.rebase(seq_id, prompt.tokens, n_held, n_tokens=n_held)
+        if source is not None and n_held > n_before and self._parked.adopt(running.seq_id, source, n_held):
+            self._index.rebase(running.seq_id, prompt.tokens, n_held, n_tokens=n_held)
             running.n_computed = n_held
             running.adopted_from = source
             self.counters.tokens_from_cells += n_held - n_before
-            if n_before == 0:
-                self.counters.hits += 1
-                self.counters.misses -= 1
-        self._follow(running)
-        return CaughtUp(running.n_computed, waits=running.leader is not None)
 
     # Going on.
 
@@ -188,14 +136,25 @@ class SharedPrefixes:
     def advance(self, seq_id: int, n_computed: int) -> None:
         """Its prompt is in memory up to there."""
         running = self._running[seq_id]
-        if running.prompt.is_cached and seq_id in self._index:
+        self._count(running)
+        if seq_id in self._index:
             self._index.extend(seq_id, running.prompt.tokens[running.n_computed : n_computed])
         running.n_computed = n_computed
 
+    def _count(self, running: RunningPrompt) -> None:
+        """A hit or a miss, when it is known what it reuses: before it has computed anything."""
+        if running.is_counted or not running.prompt.is_cached:
+            return
+        running.is_counted = True
+        if running.n_computed:
+            self.counters.hits += 1
+        else:
+            self.counters.misses += 1
+
     def grow(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Its text is in memory so far."""
-        is_known = seq_id in self._index and self._index.length(seq_id) >= len(self._running[seq_id].prompt.tokens)
-        if is_known:  # else it came back with cells of its own, which are not in the index
+        # One that came back with cells of its own is not in the index before it is parked.
+        if self._n_indexed(seq_id) >= len(self._running[seq_id].prompt.tokens):
             self._index.extend(seq_id, array(TOKEN_TYPE, tokens))
 
     # Leaving.
@@ -204,91 +163,64 @@ class SharedPrefixes:
         """Park what a request computed, or forget it."""
         running = self._running.pop(seq_id, None)
         try:
-            if running is not None and tokens and seq_id in self._index:
-                self._park(seq_id, running, tokens)
+            if running is not None:
+                self._count(running)
+                if tokens and seq_id in self._index:
+                    self._park(running, tokens)
         finally:
             if seq_id in self._index:
                 self._index.remove(seq_id)
-            self._engine.close(seq_id)
+            if not self._engine.close(seq_id):  # it was never opened, and may have adopted something
+                self._engine.trim(seq_id, 0)
 
-    def _park(self, seq_id: int, running: _Running, tokens: array[int]) -> None:
-        prompt = running.prompt
-        n_tokens = len(tokens)
+    def _park(self, running: RunningPrompt, tokens: array[int]) -> None:
+        seq_id, index = running.seq_id, self._index
         n_in_memory = self._engine.length(seq_id)
-        if n_in_memory != n_tokens:  # K108, K147: never give out cells whose tokens are not known
-            _logger.error("sequence %d holds %d tokens, not %d: not kept", seq_id, n_in_memory, n_tokens)
+        if n_in_memory != len(tokens):  # K108, K147: never give out cells whose tokens are not known
+            _logger.error("sequence %d holds %d tokens, not %d: not kept", seq_id, n_in_memory, len(tokens))
             return
-        index = self._index
         index.extend(seq_id, tokens[index.length(seq_id) :])
-        n_indexed = index.length(seq_id)
-        n_known, source = index.match(prompt.scope, tokens, n_tokens)
-        is_copy = n_indexed < n_tokens  # others computed the same tokens, further than the part it has in the index
-        if n_known == n_tokens and (is_copy or index.covered_by_others(seq_id)):
-            holder = source if source is not None and source >= self._n_slots else None
-        else:
-            holder = self._park_as(seq_id, tokens, n_known, source if is_copy else None)
-            if holder is None:
-                return
-            index.add(holder, prompt.scope, tokens, n_known)
+        spare = self._eviction.take_id()  # before any look at who holds what: it may cost a parked sequence
+        holder = self._settle(running, tokens, spare)
+        if spare is not None and holder != spare:
+            self._parked.give_back(spare)
+        if holder is not None and holder == spare:
             self.counters.parked += 1
             self._latest.append(holder)
-        if is_copy:
-            self.counters.merged_tokens += n_known - n_indexed
-        self._hand_session_over(prompt, holder)
+            self._eviction.may_spill_again()
+        self._hand_session_over(running.prompt, holder)
         if running.adopted_from != holder:
-            self._drop_if_useless(running.adopted_from)
+            self._eviction.drop_if_useless(running.adopted_from)
 
-    def _park_as(self, seq_id: int, tokens: array[int], n_known: int, source: int | None) -> int | None:
-        """Give the cells to a parked id: those that ``source`` has too from there, the rest from the slot."""
-        holder = self._take_id()
-        if holder is None:
+    def _settle(self, running: RunningPrompt, tokens: array[int], spare: int | None) -> int | None:
+        """Take the slot's sequence out of the index, with ``spare`` in its place if nobody else holds all of its
+        tokens; the parked sequence that holds them then."""
+        seq_id, index, prompt = running.seq_id, self._index, running.prompt
+        n_tokens, n_indexed = len(tokens), index.length(seq_id)
+        if n_indexed == n_tokens and not index.covered_by_others(seq_id):
+            if spare is None or not self._parked.adopt(spare, seq_id, n_tokens):
+                return None
+            index.add(spare, prompt.scope, tokens, n_tokens)
+            index.remove(seq_id)
+            return spare
+        index.remove(seq_id)  # others have all that is indexed of it
+        n_known, source = index.match(prompt.scope, tokens, n_tokens)
+        self.counters.merged_tokens += n_known - n_indexed
+        if source is not None and n_known == n_tokens:
+            return source if self._parked.is_parked(source) else None
+        if spare is None or (source is not None and not self._parked.adopt(spare, source, n_known)):
             return None
-        has_copied = source is None or n_known == 0 or self._adopt(holder, source, n_known)
-        if has_copied and self._adopt(holder, seq_id, len(tokens)):
-            return holder
-        self._forget_cells(holder)
-        self._free_ids.append(holder)
-        return None
+        if not self._parked.adopt(spare, seq_id, n_tokens):
+            return None
+        index.add(spare, prompt.scope, tokens, n_known)
+        return spare
 
     def _hand_session_over(self, prompt: Prompt, holder: int | None) -> None:
         """A session keeps what its last request left, and no more."""
-        if prompt.session is None:
-            return
-        session = (prompt.scope, prompt.session)
-        before = self._sessions.pop(session, None)
-        if before is not None:
-            self._unpin(before)
-        if holder is not None and holder not in self._session_of:  # else another session keeps it
-            self._sessions[session] = holder
-            self._session_of[holder] = session
-            self._index.pin(holder, True)
-            self._limit_pins()
-        if before != holder:
-            self._drop_if_useless(before)
-
-    def _limit_pins(self) -> None:
-        """Sessions keep half of the cells from others at most."""
-        n_pinned = sum(self._index.length(holder) for holder in self._sessions.values())
-        while n_pinned > self._n_ctx // 2 and len(self._sessions) > 1:
-            _, holder = self._sessions.popitem(last=False)
-            n_pinned -= self._index.length(holder)
-            self._unpin(holder)
-
-    def _unpin(self, holder: int) -> None:
-        self._session_of.pop(holder, None)
-        if holder in self._index:
-            self._index.pin(holder, False)
-
-    def _drop_if_useless(self, holder: int | None) -> None:
-        """A parked sequence all of whose cells others hold gives nothing that they do not give."""
-        is_parked = holder is not None and holder >= self._n_slots and holder in self._index
-        if (
-            holder is not None
-            and is_parked
-            and holder not in self._session_of
-            and self._index.covered_by_others(holder)
-        ):
-            self._forget(holder)
+        if prompt.session is not None:
+            before = self._pins.hand_over((prompt.scope, prompt.session), holder)
+            if before != holder:
+                self._eviction.drop_if_useless(before)
 
     def lose(self, seq_id: int) -> None:
         """Its cells are gone."""
@@ -300,13 +232,13 @@ class SharedPrefixes:
     def suspend(self, seq_id: int) -> None:
         """The engine has closed it."""
         self._running.pop(seq_id, None)
-        if seq_id in self._index:
-            self._index.remove(seq_id)
+        self.lose(seq_id)
 
     def resume(self, seq_id: int, prompt: Prompt) -> None:
         """It is back with cells of its own; they are merged with others' when it is parked."""
-        running = self._running[seq_id] = _Running(prompt)
+        running = self._running[seq_id] = RunningPrompt(seq_id, prompt)
         running.n_computed = len(prompt.tokens)
+        running.is_counted = True
         if prompt.is_cached:
             self._index.add(seq_id, prompt.scope, array(TOKEN_TYPE), 0)
             self._index.set_busy(seq_id, True)
@@ -319,56 +251,17 @@ class SharedPrefixes:
         return self._index.n_cells_idle
 
     def make_room(self, n_cells: int) -> bool:
-        """Evict the runs of cells used longest ago until the engine has room."""
-        while self._n_ctx - self._engine.used_cells() < n_cells:
-            victim = self._index.victim()
-            if victim is None:
-                return False
-            self._evict(victim)
-        return True
+        """Evict what was used longest ago."""
+        return self._eviction.make_room(n_cells)
 
-    def _evict(self, victim: Victim) -> None:
-        holder = victim.holders[0]
-        if self._tiers.offer(self._index.scope(holder), self._index.tokens(holder), victim.n_tokens, holder):
-            self.counters.saves += 1
-        self.counters.evictions += 1
-        self.counters.evicted_tokens += victim.n_cells
-        for holder in victim.holders:
-            self._index.trim(holder, victim.n_tokens)
-            if victim.n_tokens == 0 or self._index.covered_by_others(holder):
-                self._forget(holder)
-            elif not self._engine.trim(holder, victim.n_tokens):
-                _logger.error("parked sequence %d could not be cut to %d tokens", holder, victim.n_tokens)
-                self._forget(holder)
+    @property
+    def n_surplus(self) -> int:
+        """Parked cells beyond those that may stay."""
+        return self._eviction.n_surplus
 
-    def _forget(self, holder: int) -> None:
-        """Free a parked id."""
-        session = self._session_of.pop(holder, None)
-        if session is not None:
-            self._sessions.pop(session, None)
-        self._index.remove(holder)
-        self._forget_cells(holder)
-        self._free_ids.append(holder)
-
-    def _forget_cells(self, seq_id: int) -> None:
-        try:
-            self._engine.trim(seq_id, 0)
-        except EngineDown:
-            raise
-        except Exception:
-            _logger.exception("sequence %d could not be forgotten", seq_id)
-
-    def _take_id(self) -> int | None:
-        """An id to park under; the parked sequence used longest ago gives its own up when all are taken."""
-        if not self._free_ids:
-            oldest = next(iter(self._index.purge_order()), None)
-            if oldest is None:
-                return None
-            tokens = self._index.tokens(oldest)
-            if self._tiers.offer(self._index.scope(oldest), tokens, self._index.shared_length(oldest), oldest):
-                self.counters.saves += 1
-            self._forget(oldest)
-        return self._free_ids.pop()
+    def spill(self) -> None:
+        """Move some of them to RAM."""
+        self._eviction.spill()
 
     def purge_order(self) -> Sequence[int]:
         """Parked ids, those used longest ago first, sessions last."""
@@ -376,11 +269,7 @@ class SharedPrefixes:
 
     def purged(self, seq_ids: Sequence[int]) -> None:
         """The engine has forgotten these."""
-        for holder in seq_ids:
-            if holder in self._index:
-                self.counters.evictions += 1
-                self.counters.evicted_tokens += self._index.length(holder) - self._index.shared_length(holder)
-                self._forget(holder)
+        self._eviction.purged(seq_ids)
 
     # Copies outside the cache.
 
@@ -398,95 +287,28 @@ class SharedPrefixes:
         """It will not begin."""
         self._tiers.drop_fetch(request_id)
 
-    def _bring_back(self, prompt: Prompt, n_held: int, source: int | None) -> tuple[int, int | None]:
-        """Restore saved runs of cells as long as they carry the prompt further; what is held then, and by whom."""
-        while (hit := self._tiers.best(prompt.scope, prompt.tokens, n_held, prompt.n_reusable)) is not None:
-            saved = hit.saved
-            if not self.make_room(len(saved.tokens) - saved.start):
-                break
-            n_held, source = self._index.match(prompt.scope, prompt.tokens, prompt.n_reusable)
-            if n_held < saved.start:  # making room took what it goes on from
-                break
-            holder = self._restore(saved, hit.n_tokens, n_held, source)
-            if holder is None:
-                self._tiers.discard(hit)
-                break
-            self._index.add(holder, prompt.scope, prompt.tokens, n_held, n_tokens=hit.n_tokens)
-            self._tiers.took(hit)
-            self._count_restored(hit.n_tokens - n_held, is_from_disk=hit.is_from_disk)
-            n_held, source = hit.n_tokens, holder
-        return n_held, source
-
-    def _count_restored(self, n_tokens: int, *, is_from_disk: bool) -> None:
-        self.counters.restores += 1
-        if is_from_disk:
-            self.counters.tokens_from_disk += n_tokens
-        else:
-            self.counters.tokens_from_ram += n_tokens
-
-    def _restore(self, saved: SavedPrefix, n_tokens: int, n_held: int, source: int | None) -> int | None:
-        """A parked id with the first ``n_tokens`` of a saved prefix, of which ``source`` has ``n_held``; None where
-        that fails."""
-        holder = self._take_id()
-        if holder is None:
-            return None
-        has_start = saved.start == 0 or (source is not None and self._adopt(holder, source, saved.start))
-        if has_start and self._put_back(holder, saved):
-            if n_held == saved.start:
-                if self._engine.trim(holder, n_tokens):
-                    return holder
-            elif source is not None:
-                merged = self._merge(holder, source, n_held, n_tokens)
-                if merged is not None:
-                    return merged
-        self._forget_cells(holder)
-        self._free_ids.append(holder)
-        return None
-
-    def _put_back(self, holder: int, saved: SavedPrefix) -> bool:
-        try:
-            return self._engine.restore(holder, saved.state)
-        except EngineDown:
-            raise
-        except Exception:
-            _logger.exception("a saved prefix could not be restored")
-            return False
-
-    def _merge(self, holder: int, source: int, n_held: int, n_tokens: int) -> int | None:
-        """A parked id with the source's first ``n_held`` tokens and then those of ``holder``, which is freed; None
-        where that fails, and ``holder`` is as it was."""
-        merged = self._take_id()
-        if merged is None:
-            return None
-        if self._adopt(merged, source, n_held) and self._adopt(merged, holder, n_tokens):
-            self._forget_cells(holder)
-            self._free_ids.append(holder)
-            return merged
-        self._forget_cells(merged)
-        self._free_ids.append(merged)
-        return None
-
     # The end, and looking in.
 
     def clear(self) -> None:
         """The engine is down."""
-        self._index = PrefixIndex()
         self._running.clear()
-        self._sessions.clear()
-        self._session_of.clear()
-        self._free_ids = list(range(self._engine.n_ids - 1, self._n_slots - 1, -1))
+        for holder in self._index.holders():
+            self._pins.forget(holder)
+            self._index.remove(holder)
+        self._tiers.close()
 
     def close(self) -> None:
         """Have the disk keep what is parked, that used last first."""
-        for holder in reversed(self._index.purge_order()):
-            self._tiers.keep(self._index.scope(holder), self._index.tokens(holder), holder)
-        self._tiers.close()
+        try:
+            for holder in reversed(self._index.purge_order()):
+                self._tiers.keep(self._index.scope(holder), self._index.tokens(holder), holder)
+        finally:
+            self._tiers.close()
 
     def gauges(self) -> PrefixGauges:
         """Numbers as they are now."""
-        n_parked = self._engine.n_ids - self._n_slots - len(self._free_ids)
         return PrefixGauges(
-            parked_sequences=n_parked,
+            parked_sequences=self._parked.n_parked,
             parked_cells=self._index.n_cells_idle,
             ram_entries=self._tiers.ram_entries,
             ram_bytes=self._tiers.ram_bytes,
@@ -506,6 +328,6 @@ class SharedPrefixes:
             n_tokens, n_shared = self._index.length(holder), self._index.shared_length(holder)
         except KeyError:
             return None
-        session = self._session_of.get(holder)
-        is_parked = holder >= self._n_slots
-        return Holder(holder, n_tokens, n_shared, None if session is None else session[1], is_parked=is_parked)
+        session = self._pins.session_of(holder)
+        name = None if session is None else session[1]
+        return Holder(holder, n_tokens, n_shared, name, is_parked=self._parked.is_parked(holder))

@@ -243,6 +243,14 @@ class SlotPrefixes:
     def _n_free(self) -> int:
         return self._n_ctx - self._engine.used_cells()
 
+    @property
+    def n_surplus(self) -> int:
+        """None."""
+        return 0
+
+    def spill(self) -> None:
+        """What a slot keeps is in nobody's way."""
+
     def purge_order(self) -> Sequence[int]:
         """Idle slots, those used longest ago first, sessions last; none where that would make no room for others."""
         if not self._is_one_pool:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from llamaserve.cache.disk_tier import DiskHit, DiskTier, FetchedState
 from llamaserve.cache.prompt import Prompt
 from llamaserve.cache.ram_tier import RamTier
-from llamaserve.cache.saved_prefix import SavedPrefix
+from llamaserve.cache.saved_prefix import SavedPrefix, is_long_enough
 from llamaserve.engine.port import Engine
 from llamaserve.errors import EngineDown
 
@@ -73,6 +73,8 @@ class Tiers:
         self._engine = engine
         self._ram = ram
         self._disk = disk
+        self._bytes_per_token = 0.0
+        """Of the last copy; before the first nothing is known."""
         self._fetching: dict[str, _Fetch] = {}
         self._arrived = RamTier(ARRIVED_BYTES, can_trim=can_trim)
         self._files: dict[SavedPrefix, DiskHit] = {}
@@ -101,6 +103,17 @@ class Tiers:
             return False
         saved = self._save(scope, tokens, start, seq_id, disk.max_bytes)
         return saved is not None and disk.put(saved)
+
+    def take_over(self, scope: str, tokens: array[int], start: int, seq_id: int, n_pool: int) -> bool:
+        """Have RAM keep the cells of ``tokens[start:]`` so that ``seq_id`` can lose them without need; False where it
+        cannot, or is smaller than the ``n_pool`` cells there are. A few tokens are given up: they are soon computed.
+        Raises EngineDown."""
+        ram = self._ram
+        if ram is None or self._bytes_per_token * n_pool > ram.max_bytes:
+            return False
+        if not is_long_enough(start, len(tokens)) or ram.has(scope, tokens, start):
+            return True
+        return self.offer(scope, tokens, start, seq_id)
 
     def keep(self, scope: str, tokens: array[int], seq_id: int) -> None:
         """Have the disk keep what ``seq_id`` holds, as the process ends; what it has already is not written again.
@@ -143,7 +156,11 @@ class Tiers:
         except Exception:
             _logger.exception("sequence %d could not be copied", seq_id)
             return None
-        return None if state is None else SavedPrefix(scope, tokens, start, state)
+        if state is None:
+            return None
+        saved = SavedPrefix(scope, tokens, start, state)
+        self._bytes_per_token = saved.n_bytes / (saved.end - start)
+        return saved
 
     # Out of the tiers.
 

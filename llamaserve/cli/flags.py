@@ -17,6 +17,7 @@ from llamaserve.config import (
     EngineConfig,
     FlashAttention,
     HttpConfig,
+    PriorityHeader,
     Profile,
     SchedulerConfig,
 )
@@ -169,6 +170,15 @@ class CacheFlags:
             help="MiB for copies of prefixes that made room; 0 = none.",
         ),
     ] = _CACHE.cache_ram
+    cache_cells: Annotated[
+        int,
+        _cache(
+            "--cache-cells",
+            min=0,
+            max=2**31 - 1,
+            help="KV cells that unused prefixes keep while requests run; more move to --cache-ram.",
+        ),
+    ] = _CACHE.cache_cells
     cache_disk: Annotated[
         CacheFolder | None,
         _cache(
@@ -198,6 +208,7 @@ class CacheFlags:
         return CacheConfig(
             cache_prompt=self.cache_prompt,
             cache_ram=self.cache_ram,
+            cache_cells=self.cache_cells,
             cache_disk=None if folder is None else folder.path,
             cache_disk_gib=DEFAULT_CACHE_DISK_GIB if folder is None else folder.gib,
             slot_prompt_similarity=self.slot_prompt_similarity,
@@ -216,11 +227,32 @@ class HttpFlags:
     show_slots: Annotated[bool, _http("--slots/--no-slots", help="Show at /slots what each slot does.")] = (
         _HTTP.shows_slots
     )
+    drain_timeout: Annotated[
+        float, _http("--drain-timeout", min=0, help="Seconds that requests have to end in after the first signal.")
+    ] = _HTTP.drain_timeout_s
+    sse_ping_interval: Annotated[
+        float,
+        _http("--sse-ping-interval", min=0, help="Seconds of silence before a stream sends a comment; 0 = never."),
+    ] = _HTTP.sse_ping_interval_s
+    priority_header: Annotated[
+        PriorityHeader,
+        _http(
+            "--priority-header",
+            help="What of clients' priorities is honoured: nothing, none above normal (cap), or all.",
+        ),
+    ] = _HTTP.priority_header
 
     @property
     def config(self) -> HttpConfig:
         """The HTTP server's configuration. Raises ConfigError."""
-        return HttpConfig(host=self.host, port=self.port, shows_slots=self.show_slots)
+        return HttpConfig(
+            host=self.host,
+            port=self.port,
+            shows_slots=self.show_slots,
+            drain_timeout_s=self.drain_timeout,
+            sse_ping_interval_s=self.sse_ping_interval,
+            priority_header=self.priority_header,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ from llamaserve.scheduler.step_plan import decide_step
 from llamaserve.scheduler.tick_policy import StepKind
 
 MAX_CONSECUTIVE_FAILED_STEPS = 8  # E11
+MOST_SURPLUS = 256
+"""Surplus parked cells that a step that runs ahead is not taken back for: llama.cpp's attention looks at blocks of so
+many cells (llama-kv-cache.cpp, get_n_kv)."""
 
 Deliver = Callable[[list[tuple[str, Event]]], None]
 """Takes the (request id, event) pairs of one tick, in order. Scheduler thread; must not block or raise."""
@@ -147,9 +150,7 @@ class Scheduler:
     def tick(self) -> bool:
         """One round of the six phases; whether there was anything to do."""
         took = self._take_commands()
-        if not self._engine.ahead_rows:  # else the next step is under way, and who comes in joins the one after it
-            self._admit()
-        step = self._decide()
+        step = self._prepare()
         if step is not None:
             outputs = self._run(step)
             if outputs is not None:
@@ -164,6 +165,17 @@ class Scheduler:
             self._prefixes.close()
         else:
             self._prefixes.clear()
+
+    def _prepare(self) -> _Step | None:
+        """Phases 2 and 3: who comes in, and what the step holds."""
+        try:
+            if not self._engine.ahead_rows:  # else the next step is under way, and who comes in joins the one after it
+                self._admit()
+            self._spill()
+            return self._decide()
+        except EngineDown as error:
+            self._give_up(error)
+            return None
 
     def fail_all(self, error: EngineDown) -> None:
         """Answer every live request with this error and refuse new ones. Delivers at once; may follow a tick that
@@ -226,6 +238,13 @@ class Scheduler:
         _logger.error("request %s could not come back", request_id, exc_info=error)
         self._preempted.pop(request_id)
         self._answer(request_id, Failed(_as_ours(error)))
+
+    def _spill(self) -> None:
+        """Have parked cells make way for those that run. A step that ran ahead is worth less than many of them."""
+        n_surplus = self._prefixes.n_surplus if self._running else 0
+        if n_surplus > (MOST_SURPLUS if self._engine.ahead_rows else 0):
+            self._take_back(Discard.ROOM)
+            self._prefixes.spill()
 
     def _can_admit(self) -> bool:
         """Whether whoever is next in line can begin."""

@@ -42,6 +42,7 @@ class Work:
         "n_decoded",
         "n_fed",
         "n_prompt",
+        "n_reached",
         "n_shown",
         "n_to_feed",
         "piece_ends",
@@ -80,6 +81,8 @@ class Work:
         """Drawn tokens that were decoded after what was fed."""
         self.n_shown = 0
         """Drawn tokens that the prefix memory knows of."""
+        self.n_reached = 0
+        """Tokens of the prompt it had computed or reused before it gave its place up."""
         self.is_recomputing = False
         """Whether what is fed was computed before: then no token is drawn at its end."""
 
@@ -116,12 +119,13 @@ class Work:
 
     def reuse(self, n_held: int) -> None:
         """Its sequence holds the first ``n_held`` tokens of the prompt, and some of them were not computed for it."""
-        self.n_cached += n_held - self.n_fed
+        self.n_cached += max(0, n_held - max(self.n_fed, self.n_reached))
         self.n_fed = n_held
 
     def begin_again(self) -> None:
         """Its place was given up in the middle of the prompt."""
-        self.n_fed = self.n_cached = 0
+        self.n_reached = max(self.n_reached, self.n_fed)
+        self.n_fed = 0
 
     def tokens_to_feed(self, start: int, end: int) -> Sequence[int]:
         """A range of what is computed before the first decode row."""
@@ -190,10 +194,6 @@ class IdleSlots:
 
     def __len__(self) -> int:
         return len(self._heap)
-
-    def first(self) -> Slot | None:
-        """The slot to fill next; None when all are busy."""
-        return self._heap[0][2] if self._heap else None
 
     def ids(self) -> list[int]:
         """Their sequence ids, that used longest ago first."""

@@ -596,6 +596,7 @@ def test_every_option_of_the_cache_reaches_the_service(model: Path, tmp_path: Pa
     """K34: a folder also as a string."""
     options: dict[str, Any] = {
         "cache_prompt": False,
+        "cache_cells": 77,
         "cache_ram": 3,
         "cache_disk": str(tmp_path / "kept"),
         "cache_disk_gib": 0.5,

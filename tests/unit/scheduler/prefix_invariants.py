@@ -22,7 +22,7 @@ def check_prefixes(scheduler: Scheduler) -> None:
         for slot in scheduler._slots:
             if slot.work is None:
                 held = {holder.seq_id: holder.n_tokens for holder in prefixes.holders()}
-                assert engine.length(slot.seq_id) == held.get(slot.seq_id, 0), f"idle slot {slot.seq_id}"
+                assert len(engine.tokens(slot.seq_id)) == held.get(slot.seq_id, 0), f"idle slot {slot.seq_id}"
 
 
 def _check_shared(scheduler: Scheduler, engine: FakeEngine, prefixes: SharedPrefixes) -> None:
@@ -35,8 +35,8 @@ def _check_shared(scheduler: Scheduler, engine: FakeEngine, prefixes: SharedPref
         held = engine.tokens(slot.seq_id)
         assert slot.seq_id not in index or tuple(index.tokens(slot.seq_id)) == held[:n_indexed]
         n_private += len(held) - n_indexed
-    free = set(prefixes._free_ids)
-    assert len(free) == len(prefixes._free_ids), "an id is free twice"
+    free = set(prefixes._parked.free_ids)
+    assert len(free) == len(prefixes._parked.free_ids), "an id is free twice"
     for seq_id in range(n_slots, engine.n_ids):
         assert (seq_id in index) != (seq_id in free), f"parked id {seq_id} is lost"
         assert engine.tokens(seq_id) == (tuple(index.tokens(seq_id)) if seq_id in index else ())

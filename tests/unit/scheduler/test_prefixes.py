@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from llamaserve.config import SchedulerConfig
+from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import EOS, FakeEngine, letters, scripted
 from llamaserve.engine.port import RowError
-from llamaserve.errors import Cancelled
+from llamaserve.errors import Cancelled, EngineError
 from llamaserve.request import Failed, Finished, FinishReason, SamplingParams
 from tests.unit.scheduler.harness import Harness, alone
 
@@ -268,15 +268,18 @@ def test_k4_what_was_used_longest_ago_is_evicted_and_a_shared_prefix_last() -> N
 
 
 def test_s30_a_tiny_request_does_not_evict_a_long_cache() -> None:
+    """Where the cache is full, a long text loses its end only."""
     harness = Harness(FakeEngine(n_ctx=512, n_slots=1))
-    ask(harness, PREFIX)
+    long = bytes(range(200)) * 2 + bytes(range(50, 105))
+    ask(harness, long, max_tokens=2)
     harness.run()
-    for number in range(5):
-        ask(harness, bytes([200 + number]) * 5)
-        harness.run()
-    again = ask(harness, PREFIX)
+    ask(harness, bytes([250]) * 60)
     harness.run()
-    assert cached(harness, again) == len(PREFIX) - 1
+    assert harness.scheduler.stats().prefix.evictions == 1
+    again = ask(harness, long)
+    harness.run()
+    assert cached(harness, again) >= len(long) - 70
+    assert harness.text(again) == alone(long)[0]
 
 
 def test_k2_a_new_conversation_does_not_cut_anothers_history() -> None:
@@ -395,3 +398,163 @@ def test_a_nonce_in_the_first_message_is_noticed(caplog: pytest.LogCaptureFixtur
         harness.run()
     assert harness.scheduler.stats().prefix.unstable_prefixes == 2
     assert len([record for record in caplog.records if "near the beginning" in record.message]) == 1
+
+
+def spilling(most_parked: int = 100, **sizes: int) -> Harness:
+    """A harness with a RAM tier that is larger than the KV cache."""
+    engine = FakeEngine(n_ctx=512, bytes_per_cell=64, **sizes)  # type: ignore[arg-type]  # every size is an int
+    return Harness(engine, cache=CacheConfig(cache_ram=1, cache_cells=most_parked))
+
+
+def test_k146_parked_cells_move_to_ram_while_somebody_runs() -> None:
+    """And come back: nothing is computed again."""
+    harness = spilling()
+    ask(harness, PREFIX)
+    harness.run()
+    assert harness.scheduler.stats().prefix_gauges.parked_cells > 100, "nobody runs: nobody is in anybody's way"
+    other = ask(harness, bytes([250]) * 20, max_tokens=60)
+    harness.tick(10)
+    stats = harness.scheduler.stats()
+    assert stats.prefix_gauges.parked_cells <= 100
+    assert stats.prefix.saves == stats.prefix_gauges.ram_entries == 1
+    again = ask(harness, PREFIX)
+    harness.run()
+    assert cached(harness, again) == len(PREFIX) - 1
+    assert harness.scheduler.stats().prefix.tokens_from_ram > 0
+    assert harness.text(again) == alone(PREFIX)[0]
+    assert harness.text(other) == alone(bytes([250]) * 20, max_tokens=60)[0]
+
+
+def test_without_room_in_ram_parked_cells_stay() -> None:
+    engine = FakeEngine(n_ctx=512, bytes_per_cell=4096)  # two MiB of cells, one of RAM
+    harness = Harness(engine, cache=CacheConfig(cache_ram=1, cache_cells=100))
+    for number in range(2):
+        ask(harness, bytes([number + 1]) * 120)
+        harness.run()
+    ask(harness, bytes([250]) * 20, max_tokens=60)
+    harness.tick(10)
+    assert harness.scheduler.stats().prefix.evictions <= 1, "the first copy shows what a token takes"
+    assert harness.scheduler.stats().prefix_gauges.parked_cells > 100
+
+
+def test_without_ram_parked_cells_stay() -> None:
+    harness = Harness(cache=CacheConfig(cache_ram=0, cache_cells=0))
+    ask(harness, PREFIX)
+    harness.run()
+    ask(harness, b"other", max_tokens=60)
+    harness.tick(10)
+    assert harness.scheduler.stats().prefix_gauges.parked_cells >= len(PREFIX)
+
+
+def test_groups_with_prefixes_of_their_own_share_them_although_all_begin_alike() -> None:
+    """K1, S22: every chat template has a head that all prompts have in common."""
+    heads = [b"<s>" + bytes([number + 1]) * 200 for number in range(2)]
+    harness = Harness(config=SchedulerConfig(prefill_chunk=64))
+    ids = [ask(harness, heads[number % 2] + bytes([201 + number]) + b"own") for number in range(16)]
+    harness.run()
+    assert computed(harness) == 3 + 2 * 200 + 16 * 4
+    texts = [alone(heads[number % 2] + bytes([201 + number]) + b"own")[0] for number in range(16)]
+    assert [harness.text(name) for name in ids] == texts
+
+
+def test_a_leader_that_does_not_get_on_is_not_waited_for_when_little_is_in_common() -> None:
+    """A short prompt does not wait behind a long one's turn for the sake of its first letters."""
+    harness = Harness(FakeEngine(n_batch=16), SchedulerConfig(prefill_chunk=16))
+    first = ask(harness, bytes([9]) * 300)
+    harness.tick()
+    second = ask(harness, b"ab" + bytes([8]) * 300)
+    third = ask(harness, b"ac", max_tokens=1)
+    for _ in range(60):
+        harness.tick()
+    assert not harness.terminals(first) or harness.terminals(third)
+    harness.run()
+    assert harness.text(second) == alone(b"ab" + bytes([8]) * 300)[0]
+
+
+def test_a_request_that_cannot_be_opened_leaves_the_slot_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had adopted a prefix; the next one in that slot must not go on from it."""
+    harness = Harness(FakeEngine(n_slots=1))
+    ask(harness, PREFIX)
+    harness.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.engine, "open", _refuse)
+        failed = ask(harness, PREFIX + b"!")
+        harness.run()
+    assert isinstance(harness.events[failed][-1], Failed)
+    assert harness.engine.tokens(0) == ()
+    after = harness.submit(b"something else")
+    harness.run()
+    assert harness.text(after) == alone(b"something else")[0]
+
+
+def _refuse(spec: object) -> None:
+    raise EngineError("scripted")
+
+
+@pytest.mark.parametrize("session", [None, "mine"])
+def test_a_request_cancelled_before_it_computed_anything_costs_no_prefix(session: str | None) -> None:
+    harness = Harness()
+    ask(harness, PREFIX, session=session)
+    harness.run()
+    said = harness.tokens("r0")
+    turn = PREFIX + bytes(said[:-1]) + b"?"
+    dropped = ask(harness, turn, session=session)
+    harness.scheduler._take_commands()  # it has a slot and no step yet
+    harness.scheduler._admit()
+    harness.scheduler.cancel(dropped)
+    harness.run()
+    assert isinstance(harness.error(dropped), Cancelled)
+    again = ask(harness, turn, session=session)
+    harness.run()
+    assert cached(harness, again) == len(turn) - 1
+
+
+def test_a_sequence_id_that_cannot_be_emptied_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness()
+    ask(harness, PREFIX)
+    harness.run()
+    n_free = len(harness.prefixes._parked.free_ids)  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.setattr(harness.engine, "trim", lambda seq_id, n_tokens: False)
+        ask(harness, PREFIX + b" and on")
+        harness.scheduler.tick()
+        while harness.scheduler.tick():
+            pass
+    assert len(harness.prefixes._parked.free_ids) == n_free - 1  # type: ignore[attr-defined]
+
+
+def test_more_conversations_than_ids() -> None:
+    """The one used longest ago gives its id up, and goes to RAM."""
+    harness = Harness(FakeEngine(n_ctx=65_536, n_batch=512), cache=CacheConfig(cache_ram=1, cache_cells=65_536))
+    for number in range(300):
+        ask(harness, bytes([number % 251, number // 251]) + bytes([number % 200 + 5]) * 60, max_tokens=2)
+        harness.run()
+    assert harness.scheduler.stats().prefix_gauges.parked_sequences == 252
+    first = ask(harness, bytes([0, 0]) + bytes([5]) * 60)
+    harness.run()
+    assert cached(harness, first) == 61
+    assert harness.scheduler.stats().prefix.tokens_from_ram > 0
+
+
+def test_a_restored_text_takes_one_id_however_many_copies_it_had() -> None:
+    harness = Harness(FakeEngine(n_ctx=8192, n_batch=512), cache=CacheConfig(cache_ram=1, cache_cells=100))
+    long = bytes(number * 7 % 251 for number in range(5000))
+    ask(harness, long, max_tokens=2)
+    harness.run()
+    ask(harness, bytes([255]) * 10, max_tokens=80)
+    harness.tick(20)
+    assert harness.scheduler.stats().prefix_gauges.ram_entries >= 4
+    again = ask(harness, long, max_tokens=2)
+    harness.run()
+    assert cached(harness, again) == len(long) - 1
+    assert harness.scheduler.stats().prefix_gauges.parked_sequences <= 3
+
+
+def test_what_a_request_computed_before_it_gave_its_place_up_was_not_cached() -> None:
+    harness = Harness(FakeEngine(n_ctx=256, n_slots=2), SchedulerConfig(prefill_chunk=32))
+    ask(harness, bytes([1]) * 100, max_tokens=100)
+    harness.tick(12)
+    second = ask(harness, bytes([2]) * 140, max_tokens=4)
+    harness.run()
+    assert harness.scheduler.stats().preemptions > 0
+    assert cached(harness, second) == 0

@@ -75,7 +75,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         n_slots=st.integers(1, 4),
         n_spare=st.integers(0, 20),
         n_ctx=st.sampled_from([N_CTX_SEQ, 64, 4 * N_CTX_SEQ]),
-        can_rewind=st.sampled_from([True, True, True, False]),
         max_queue=st.integers(0, 3),
         prefill_chunk=st.integers(0, 9),
         mixed_step=st.booleans(),
@@ -91,7 +90,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         n_slots: int,
         n_spare: int,
         n_ctx: int,
-        can_rewind: bool,
         max_queue: int,
         prefill_chunk: int,
         mixed_step: bool,
@@ -101,7 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         memory: str,
         cache_ram: int,
     ) -> None:
-        can_rewind = can_rewind and memory != "recurrent"
+        can_rewind = memory != "recurrent"
         self.failing = failing
         self.config = SchedulerConfig(
             max_queue=max_queue,
@@ -111,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             preempt_ram=preempt_ram,
         )
         engine = engine_of(n_slots, n_slots + n_spare, n_ctx, can_rewind=can_rewind, memory=memory)
-        self.harness = Harness(engine, self.config, CacheConfig(cache_ram=cache_ram))
+        self.harness = Harness(engine, self.config, CacheConfig(cache_ram=cache_ram, cache_cells=20))
         self.n_slots = n_slots
         self.taken: dict[str, tuple[tuple[int, ...], int | None, tuple[str, ...]]] = {}
         self.was_cancelled: set[str] = set()
