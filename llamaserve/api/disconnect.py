@@ -7,12 +7,12 @@ it itself (S51).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from llamaserve.errors import Cancelled, EngineDown, LlamaServeError
+from llamaserve.errors import Cancelled, LlamaServeError
 
 ResultT = TypeVar("ResultT")
 
@@ -28,23 +28,25 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT])
 
     The request body must have been read.
     """
-    return await _until(wait_for_disconnect(receive), work, Cancelled())
+    return await _until(wait_for_disconnect(receive), work, Cancelled)
 
 
-async def until_set(closing: asyncio.Event, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of ``work``; raises EngineDown, once ``work`` has been cancelled and ended, if the server closes."""
-    return await _until(closing.wait(), work, EngineDown("the server is shutting down"))
+async def until_set(
+    signal: asyncio.Event, work: Coroutine[Any, Any, ResultT], error: Callable[[], LlamaServeError]
+) -> ResultT:
+    """The result of ``work``; raises ``error()``, once ``work`` has been cancelled and ended, if the event is set."""
+    return await _until(signal.wait(), work, error)
 
 
 async def _until(
-    signal: Coroutine[Any, Any, object], work: Coroutine[Any, Any, ResultT], error: LlamaServeError
+    signal: Coroutine[Any, Any, object], work: Coroutine[Any, Any, ResultT], error: Callable[[], LlamaServeError]
 ) -> ResultT:
     running = asyncio.ensure_future(work)
     ended = asyncio.ensure_future(signal)
     try:
         await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
-            raise error
+            raise error()
         return running.result()
     finally:
         await cancel_and_wait(running, ended)

@@ -1,8 +1,8 @@
 """Server-sent events: the framing, and the response that streams one request's events. Event loop only.
 
 Events are encoded where the service hands them over, and one task sends what has gathered: a token wakes one task
-once. While a slow client holds the writer up, events pile into one write. The status line waits for the first event,
-so whatever fails before it is a plain HTTP error.
+once. The status line goes out as soon as the request is taken, long before it has a slot, and comments follow while
+there is nothing else to say, so that no proxy takes the connection for dead. What fails after that is an event.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from llamaserve.api.disconnect import cancel_and_wait, wait_for_disconnect
-from llamaserve.errors import Cancelled, LlamaServeError
-from llamaserve.request import Event, Finished, TextDelta
+from llamaserve.api.outbox import Outbox
+from llamaserve.api.silence import SilenceTimer
+from llamaserve.errors import DeadlineExceeded, LlamaServeError
+from llamaserve.request import Event, Failed, Finished, TextDelta
 
 logger = logging.getLogger("llamaserve.api")
 
 DONE_EVENT = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def sse_event(payload: bytes) -> bytes:
@@ -43,51 +46,91 @@ class EventEncoder(Protocol):
 
 
 Listen = Callable[[Callable[[Event], None]], Callable[[], None]]
-"""Begins a request whose events go to a function; the result ends it. ``Service.listen`` of one request."""
+"""Begins a request whose events go to a function; the result ends it, and may be called twice. ``Service.listen`` of
+one request."""
+
+
+def ignore_failure(error: Exception) -> None:
+    """An ``on_failure`` for whom nothing follows from it."""
 
 
 class EventStreamResponse(Response):
-    """Streams a request's events; ends the request when the client leaves (S51, S52, S54).
+    """Streams a request's events; ends the request when the client leaves (S51, S52, S54) or its time is over (K7).
 
-    Raises what ``listen`` raises, or the error of a Failed event, if nothing was sent yet; Cancelled if the client left
-    before that.
+    ``timeout_s`` counts from the call to the last event, whether the client reads or not. After ``ping_interval_s``
+    seconds in which nothing was sent follows a comment; 0 is never. ``on_failure`` learns of the error a stream ended
+    with.
+
+    Raises what ``listen`` raises; nothing was sent then.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, listen: Listen, encoder: EventEncoder) -> None:
+    def __init__(
+        self,
+        listen: Listen,
+        encoder: EventEncoder,
+        *,
+        ping_interval_s: float = 0.0,
+        timeout_s: float | None = None,
+        on_failure: Callable[[Exception], None] = ignore_failure,
+    ) -> None:
         self.status_code = 200
         self.background = None
         # Without a body attribute Starlette writes no content-length.
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._listen = listen
         self._encoder = encoder
-        self._waiting: list[bytes] = []
+        self._ping_interval_s = ping_interval_s
+        self._timeout_s = timeout_s
+        self._on_failure = on_failure
+        self._outbox = Outbox(encoder.encode_text)
         self._wake = asyncio.Event()
+        self._is_ping_due = False
         self._is_over = False
         self._failure: Exception | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         leave = self._listen(self._take)
+        deadline = self._start_deadline(leave)
+        silence = SilenceTimer(self._ping_interval_s, self._ping)
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         gone.add_done_callback(lambda _: self._wake.set())
         try:
-            await self._write(send, gone)
+            await self._write(send, gone, silence)
         except OSError:  # some servers report a client that has left this way
             logger.debug("the client left during a write")
         finally:
+            silence.close()
+            if deadline is not None:
+                deadline.cancel()
             leave()
             await cancel_and_wait(gone)
+
+    def _start_deadline(self, leave: Callable[[], None]) -> asyncio.TimerHandle | None:
+        timeout_s = self._timeout_s
+        if timeout_s is None:
+            return None
+
+        def expire() -> None:
+            self._take(Failed(DeadlineExceeded(timeout_s)))
+            leave()  # now: the writer may be waiting for a client that does not read
+
+        return asyncio.get_running_loop().call_later(timeout_s, expire)
+
+    def _ping(self) -> None:
+        self._is_ping_due = True
+        self._wake.set()
 
     def _take(self, event: Event) -> None:
         if self._is_over:
             return
         try:
             if isinstance(event, TextDelta):
-                self._waiting.append(self._encoder.encode_text(event))
+                self._outbox.add_text(event)
             elif isinstance(event, Finished):
-                self._waiting.append(self._encoder.encode_end(event))
+                self._outbox.add_event(self._encoder.encode_end(event))
                 self._is_over = True
             else:
                 self._fail(event.error)
@@ -96,32 +139,38 @@ class EventStreamResponse(Response):
         self._wake.set()
 
     def _fail(self, error: Exception) -> None:
+        if self._failure is not None:
+            return
         self._failure = error
         self._is_over = True
+        self._on_failure(error)
 
-    async def _write(self, send: Send, gone: asyncio.Future[None]) -> None:
-        has_started = False
+    async def _write(self, send: Send, gone: asyncio.Future[None], silence: SilenceTimer) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while True:
             await self._wake.wait()
             self._wake.clear()
             if gone.done():
-                if not has_started:
-                    raise Cancelled
                 return
+            body = self._gather()
             is_over = self._is_over
-            if not has_started:
-                if not self._waiting and self._failure is not None:
-                    raise self._failure
-                has_started = True
-                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            body = b"".join(self._waiting)
-            self._waiting.clear()
-            if is_over and self._failure is not None:
-                body += self._encode_failure(self._failure)
             if body or is_over:
                 await send({"type": "http.response.body", "body": body, "more_body": not is_over})
+                silence.note()
             if is_over:
                 return
+
+    def _gather(self) -> bytes:
+        """What is to be sent now."""
+        try:
+            body = self._outbox.take()
+        except Exception as error:  # noqa: BLE001 - it ends this stream, with an event
+            self._fail(error)
+            body = self._outbox.take()  # what came before
+        if self._failure is not None:
+            body += self._encode_failure(self._failure)
+        is_ping_due, self._is_ping_due = self._is_ping_due, False
+        return body or (KEEP_ALIVE if is_ping_due else b"")
 
     def _encode_failure(self, failure: Exception) -> bytes:
         if not isinstance(failure, LlamaServeError):

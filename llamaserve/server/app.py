@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -14,30 +13,31 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamaserve import __version__
+from llamaserve.api.drain import Drain
 from llamaserve.api.openai.errors import error_response, http_error_response
 from llamaserve.api.openai.routes import OpenAIRoutes
 from llamaserve.config import HttpConfig
 from llamaserve.errors import LlamaServeError
 from llamaserve.server.loading import ServiceLoader
+from llamaserve.server.metric_families import ApiCounts
 from llamaserve.server.metrics import Metrics
 from llamaserve.server.middleware import RequestScope
 from llamaserve.server.probes import Probes
 from llamaserve.server.slots import Slots
 
 
-def build_app(loader: ServiceLoader, config: HttpConfig, closing: asyncio.Event | None = None) -> Starlette:
+def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = None) -> Starlette:
     """The application over a loader that was not started yet: it loads the model when it starts, and closes it when it
     stops. Until the model is there /health answers 503.
 
-    Set ``closing`` when the server begins to stop: requests whose body is not complete end then with a 503.
+    Begin ``drain`` when the server is to stop: whoever wants something computed from then on gets a 503.
     """
+    if drain is None:
+        drain = Drain()
+    openai = OpenAIRoutes(loader.service, drain, config, system_fingerprint=f"llamaserve-{__version__}")
 
-    openai = OpenAIRoutes(
-        loader.service,
-        asyncio.Event() if closing is None else closing,
-        max_body_bytes=config.max_body_bytes,
-        system_fingerprint=f"llamaserve-{__version__}",
-    )
+    def api_counts() -> ApiCounts:
+        return ApiCounts(refused_draining=drain.n_refused, deadlines=openai.n_deadlines)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
@@ -50,8 +50,8 @@ def build_app(loader: ServiceLoader, config: HttpConfig, closing: asyncio.Event 
 
     app = Starlette(
         routes=[
-            *Probes(loader.service).routes(),
-            *Metrics(loader.service, __version__).routes(),
+            *Probes(loader.service, drain).routes(),
+            *Metrics(loader.service, api_counts, __version__).routes(),
             *Slots(loader.service, are_shown=config.shows_slots).routes(),
             *openai.routes(),
         ],

@@ -7,6 +7,7 @@ differences that are left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -18,16 +19,25 @@ VLLM_ENGINE = "0"
 """vLLM numbers the engines behind one server; there is one here."""
 
 
+class ApiCounts(NamedTuple):
+    """What only the HTTP side knows of."""
+
+    refused_draining: int = 0
+    """Requests refused because the server was shutting down."""
+    deadlines: int = 0
+    """Requests whose time was over; for the scheduler they were cancelled."""
+
+
 def build_family(version: str, model_name: str) -> Metric:
     """What runs, and the model it serves."""
     labels = {"version": version, "model_name": model_name}
     return InfoMetricFamily("llamaserve_build", "The version that runs, and the name of its model.", labels)
 
 
-def own_families(stats: SchedulerStats) -> Iterator[Metric]:
-    """Every field of the snapshot."""
+def own_families(stats: SchedulerStats, api: ApiCounts) -> Iterator[Metric]:
+    """Every field of both."""
     yield from _gauges(stats)
-    yield from _request_counters(stats)
+    yield from _request_counters(stats, api)
     yield from _token_counters(stats)
     yield from _step_counters(stats)
     yield from _reuse_counters(stats.prefix)
@@ -52,7 +62,7 @@ def _gauges(stats: SchedulerStats) -> Iterator[Metric]:
     yield _gauge("llamaserve_step_token_limit", "Most tokens a step may compute.", stats.n_batch)
 
 
-def _request_counters(stats: SchedulerStats) -> Iterator[Metric]:
+def _request_counters(stats: SchedulerStats, api: ApiCounts) -> Iterator[Metric]:
     outcomes = {
         "finished": stats.requests_done,
         "cancelled": stats.requests_cancelled,
@@ -61,9 +71,11 @@ def _request_counters(stats: SchedulerStats) -> Iterator[Metric]:
     yield _labelled(
         CounterMetricFamily("llamaserve_requests_total", "Requests that ended, by how.", labels=["outcome"]), outcomes
     )
-    yield _counter(
-        "llamaserve_queue_rejects_total", "Requests refused because the queue was full.", stats.queue_rejects
+    rejections = CounterMetricFamily(
+        "llamaserve_rejections_total", "Requests that were refused, by why.", labels=["reason"]
     )
+    yield _labelled(rejections, {"queue_requests": stats.queue_rejects, "draining": api.refused_draining})
+    yield _counter("llamaserve_deadlines_total", "Requests that ended because their time was over.", api.deadlines)
     yield _counter(
         "llamaserve_preemptions_total", "Times a request gave its slot up for want of KV cells.", stats.preemptions
     )
@@ -193,7 +205,9 @@ def vllm_families(stats: SchedulerStats, model_name: str) -> Iterator[Metric]:
     yield counter("vllm:num_preemptions_total", "As llamaserve_preemptions_total.", stats.preemptions)
     # The one family that vLLM does not count by engine.
     rejects = CounterMetricFamily(
-        "vllm:admission_rejections_total", "As llamaserve_queue_rejects_total.", labels=["model_name", "reason"]
+        "vllm:admission_rejections_total",
+        "As llamaserve_rejections_total, of the queue.",
+        labels=["model_name", "reason"],
     )
     rejects.add_metric([model_name, "max_num_queued_reqs"], stats.queue_rejects)
     yield rejects

@@ -1,7 +1,7 @@
 """``GET /metrics``: the scheduler's numbers in the text formats of Prometheus. Event loop only.
 
-A scrape reads one snapshot, resets nothing and never waits for the engine. Nothing is counted here: the numbers are the
-scheduler's own.
+A scrape reads one snapshot, resets nothing and never waits for the engine. Nothing is counted here: the numbers are
+those of the scheduler, and of the API where it refuses or gives up on its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamaserve.server.metric_families import build_family, llama_server_families, own_families, vllm_families
+from llamaserve.server.metric_families import (
+    ApiCounts,
+    build_family,
+    llama_server_families,
+    own_families,
+    vllm_families,
+)
 from llamaserve.service import Service
 
 METRICS_PATH = "/metrics"
@@ -31,11 +37,11 @@ _OPEN_METRICS_ENCODER, _ = choose_encoder(f"{_OPEN_METRICS}; version=1.0.0; esca
 
 class Metrics:
     """The metrics route, over a registry of its own. ``service`` gives the running service and raises EngineDown while
-    there is none."""
+    there is none; ``api_counts`` never fails."""
 
-    def __init__(self, service: Callable[[], Service], version: str) -> None:
+    def __init__(self, service: Callable[[], Service], api_counts: Callable[[], ApiCounts], version: str) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_SnapshotCollector(service, version))
+        self._registry.register(_SnapshotCollector(service, api_counts, version))
 
     def routes(self) -> list[Route]:
         """The route, for an application's list."""
@@ -68,8 +74,9 @@ def wants_open_metrics(accept: str) -> bool:
 class _SnapshotCollector(Collector):
     """One snapshot of the scheduler a scrape."""
 
-    def __init__(self, service: Callable[[], Service], version: str) -> None:
+    def __init__(self, service: Callable[[], Service], api_counts: Callable[[], ApiCounts], version: str) -> None:
         self._service = service
+        self._api_counts = api_counts
         self._version = version
 
     def collect(self) -> Iterator[Metric]:
@@ -77,6 +84,6 @@ class _SnapshotCollector(Collector):
         service = self._service()
         stats = service.stats()
         yield build_family(self._version, service.model_name)
-        yield from own_families(stats)
+        yield from own_families(stats, self._api_counts())
         yield from llama_server_families(stats)
         yield from vllm_families(stats, service.model_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -10,15 +11,21 @@ from types import FrameType
 
 import uvicorn
 
+from llamaserve.api.drain import Drain
 from llamaserve.config import HttpConfig
 from llamaserve.errors import ConfigError
 from llamaserve.server.app import build_app
 from llamaserve.server.loading import ServiceLoader
+from llamaserve.server.open_files import allow_many_connections
 from llamaserve.service import Service
 
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close first and never lose a request
 GRACE_S = 5  # for clients that do not read the end of their stream
+HURRY_S = 1  # the same, and for the running step, once a second signal has come
 BACKLOG = 1024
+TICKS_PER_S = 10  # uvicorn's
+
+logger = logging.getLogger("llamaserve.server")
 
 
 def run_server(
@@ -28,7 +35,9 @@ def run_server(
     on_ready: Callable[[Service, str], None],
     cancel_load: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; then streams end with an error event and the function returns.
+    """Serve until SIGINT or SIGTERM, then only what was taken before, for at most ``config.drain_timeout_s``; what runs
+    still ends with an error event then, and the function returns. A second signal cuts that time short, a third one
+    does not even wait for the events.
 
     ``load`` runs on a thread of its own, and so does ``on_ready``, with the service and the server's URL, once the
     model is loaded. ``cancel_load`` is called when the server must stop before that; it should make ``load`` return or
@@ -36,6 +45,7 @@ def run_server(
 
     Raises ConfigError when the address cannot be listened on, before anything is loaded, and what ``load`` raised.
     """
+    allow_many_connections()
     with bind_socket(config) as listener:
         url = server_url(config.host, listener)
         failures: list[Exception] = []
@@ -47,10 +57,10 @@ def run_server(
         loader = ServiceLoader(
             load, on_ready=lambda service: on_ready(service, url), on_failed=stop_on_failure, cancel_load=cancel_load
         )
-        closing = asyncio.Event()
+        drain = Drain()
         server = _Server(
             uvicorn.Config(
-                build_app(loader, config, closing),
+                build_app(loader, config, drain),
                 http="httptools",
                 ws="none",
                 lifespan="on",
@@ -63,7 +73,8 @@ def run_server(
                 backlog=BACKLOG,
             ),
             loader,
-            closing,
+            drain,
+            config.drain_timeout_s,
         )
         server.run(sockets=[listener])
     if failures:
@@ -102,22 +113,66 @@ def _reason(error: OSError | UnicodeError) -> str:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, but a stop ends the running requests instead of waiting for them, and a signal is a normal end."""
+    """uvicorn, but a signal is a normal end: what was taken is served first, with the listening socket still open.
 
-    def __init__(self, config: uvicorn.Config, loader: ServiceLoader, closing: asyncio.Event) -> None:
+    The phases: serving; draining, from the first signal until nothing is open or the time is over; closing, when the
+    service ends and with it what still ran; then uvicorn's own shutdown.
+    """
+
+    def __init__(self, config: uvicorn.Config, loader: ServiceLoader, drain: Drain, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._loader = loader
-        self._closing = closing
+        self._drain = drain
+        self._drain_timeout_s = drain_timeout_s
+        self._must_hurry = False
+        self._is_closing = False
+        self._silent: set[uvicorn.server.Protocols] = set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; at the second signal, without waiting. The signal is not raised again: the exit code is 0."""
-        if self.should_exit:
+        """Drain; at the second signal, hurry; at the third, or the second while closing, wait for nothing. The signal
+        is not raised again: the exit code is 0."""
+        if not self.should_exit:
+            self.should_exit = True
+        elif not self._must_hurry and not self._is_closing:
+            self._must_hurry = True
+        else:
             self.force_exit = True
-        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; whether to go over to ``shutdown``."""
+        await super().on_tick(counter)  # keeps the Date header right
+        if counter % (KEEP_ALIVE_S * TICKS_PER_S) == 0:
+            self._close_silent()
+        if not self.should_exit:
+            return False
+        self._begin_drain()
+        return self._must_hurry or self._drain.is_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the service first, so that open streams end, then the connections."""
-        self._closing.set()
+        """Close the service first, so that what still runs ends with an error, then the connections."""
+        self._is_closing = True
+        self._begin_drain()
+        if not await self._close_service():
+            self.force_exit = True  # else uvicorn would wait for the same again
+        # Before uvicorn's own time is over: it would cancel the requests, with a traceback for each.
+        grace_s = HURRY_S if self._must_hurry else GRACE_S
+        cutting = asyncio.get_running_loop().call_later(grace_s, self._cut_connections)
+        await super().shutdown(sockets)
+        cutting.cancel()
+
+    def _begin_drain(self) -> None:
+        if self._drain.is_draining:
+            return
+        self._drain.begin(self._drain_timeout_s)
+        if self._drain.n_open:
+            logger.info(
+                "shutting down: %d requests have %g s to end; another signal ends them",
+                self._drain.n_open,
+                self._drain_timeout_s,
+            )
+
+    async def _close_service(self) -> bool:
+        """Whether it is closed: not so if it takes long and somebody is in a hurry."""
         closed = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -128,13 +183,22 @@ class _Server(uvicorn.Server):
         # Not the loop's thread pool: the interpreter would wait for it even after a second signal.
         threading.Thread(target=close, name="llamaserve-close", daemon=True).start()
         waiting = asyncio.ensure_future(closed.wait())
+        hurries_until = loop.time() + HURRY_S
         while not waiting.done() and not self.force_exit:
-            await asyncio.wait({waiting}, timeout=0.1)
+            if self._must_hurry and loop.time() >= hurries_until:
+                break
+            await asyncio.wait({waiting}, timeout=1 / TICKS_PER_S)
         waiting.cancel()
-        # Before uvicorn's own time is over: it would cancel the requests, with a traceback for each.
-        cutting = loop.call_later(GRACE_S, self._cut_connections)
-        await super().shutdown(sockets)
-        cutting.cancel()
+        return closed.is_set()
+
+    def _close_silent(self) -> None:
+        """Close connections that have sent no whole request head since the last time: nothing else would, and they are
+        as many as somebody likes."""
+        connections = self.server_state.connections
+        silent = {connection for connection in connections if getattr(connection, "cycle", connection) is None}
+        for connection in silent & self._silent:
+            connection.transport.close()
+        self._silent = silent
 
     def _cut_connections(self) -> None:
         for connection in list(self.server_state.connections):

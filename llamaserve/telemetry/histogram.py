@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from llamaserve.errors import ConfigError, shown
 
@@ -45,7 +45,7 @@ class HistogramSnapshot:
         except KeyError as error:
             raise ConfigError(f"bounds has {shown(error.args[0])}: it must be one of {self.bounds}") from None
         ends = [0, *reached, self.n_observed]
-        counts = tuple(end - start for start, end in zip(ends, ends[1:], strict=False))
+        counts = tuple(end - start for start, end in pairwise(ends))
         return HistogramSnapshot(tuple(bounds), counts, self.total)
 
 
@@ -61,9 +61,11 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         """Raises ConfigError when there is no bound, or they are not finite and ascending."""
         self._bounds = tuple(bounds)
-        is_ascending = all(low < high for low, high in zip(self._bounds, self._bounds[1:], strict=False))
+        is_ascending = all(low < high for low, high in pairwise(self._bounds))
         if not self._bounds or not is_ascending or not all(map(math.isfinite, self._bounds)):
-            raise ConfigError(f"bounds is {shown(list(bounds))}: it must have finite numbers, each above the one before")
+            raise ConfigError(
+                f"bounds is {shown(list(bounds))}: it must have finite numbers, each above the one before"
+            )
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
 

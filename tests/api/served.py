@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -22,6 +23,7 @@ from llamaserve.server.run import bind_socket, server_url
 from llamaserve.service import Service
 
 MODEL = "fake-model"
+SMALL_BODIES = HttpConfig(max_body_bytes=64 * 1024)
 PATIENCE_S = 30.0  # for what should take milliseconds
 
 
@@ -56,10 +58,12 @@ class Served:
 
 
 @contextmanager
-def listening(app: ASGIApp) -> Generator[str, None, None]:
+def listening(app: ASGIApp, send_buffer: int | None = None) -> Generator[str, None, None]:
     """Run an application on a free port of this machine; gives its URL."""
     config = HttpConfig(port=0)
     with bind_socket(config) as listener:
+        if send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # accepted sockets inherit it
         server = uvicorn.Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", http="httptools", ws="none")
         )
@@ -80,12 +84,13 @@ def serving(
     template: ChatTemplate | None = None,
     scheduler: SchedulerConfig | None = None,
     cache: CacheConfig | None = None,
-    max_body_bytes: int = 64 * 1024,
+    http: HttpConfig = SMALL_BODIES,
+    send_buffer: int | None = None,
 ) -> Generator[Served, None, None]:
-    """A server over this engine, ready to answer."""
+    """A server over this engine, ready to answer; ``send_buffer`` bytes are what the system takes for a client."""
     service = Service(engine, template, scheduler or SchedulerConfig(), MODEL, cache=cache)
-    app = app_loading(lambda: service, HttpConfig(max_body_bytes=max_body_bytes))
-    with listening(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    app = app_loading(lambda: service, http)
+    with listening(app, send_buffer) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         wait_until(lambda: client.get("/health").status_code == 200)
         yield Served(client, engine, service)
 

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from llamaserve import errors
+from llamaserve.api.drain import Draining
 from llamaserve.api.openai.errors import ERROR_SHAPES, error_response, error_shape, internal_error_response
 
 EVERY_ERROR = [
@@ -63,29 +64,36 @@ def test_a_prompt_too_long_carries_both_numbers() -> None:
     assert "n_ctx" not in json.loads(bytes(error_response(errors.EmptyPrompt()).body))["error"]
 
 
-def test_a_full_queue_says_when_to_come_back() -> None:
+def test_a_full_queue_says_that_and_when_to_come_back() -> None:
     """S48"""
-    assert error_response(errors.QueueFull(64)).headers["retry-after"] == "1"
+    headers = error_response(errors.QueueFull(64)).headers
+    assert (headers["retry-after"], headers["x-should-retry"]) == ("1", "true")
+
+
+def test_an_error_that_knows_when_to_come_back_says_so() -> None:
+    response = error_response(Draining(17))
+    assert (response.status_code, response.headers["retry-after"]) == (503, "17")
+    assert json.loads(bytes(response.body))["error"]["code"] == "unavailable"
 
 
 @pytest.mark.parametrize(
-    ("error", "has_spent_tokens", "says_no_retry"),
+    ("error", "has_spent_tokens", "should_retry"),
     [
-        (errors.ContextFull("full"), False, False),
-        (errors.ContextFull("full"), True, True),
-        (errors.EngineDown("stopped"), False, False),
-        (errors.EngineDown("stopped"), True, True),
-        (errors.DecodeFailed("rc"), False, True),
-        (errors.DeadlineExceeded(1), False, True),
-        (errors.QueueFull(1), False, False),
-        (errors.BadRequest("no"), True, False),
+        (errors.ContextFull("full"), False, None),
+        (errors.ContextFull("full"), True, "false"),
+        (errors.EngineDown("stopped"), False, None),
+        (errors.EngineDown("stopped"), True, "false"),
+        (errors.DecodeFailed("rc"), False, "false"),
+        (errors.DeadlineExceeded(1), False, "false"),
+        (errors.QueueFull(1), False, "true"),
+        (errors.BadRequest("no"), True, None),
     ],
 )
 def test_work_already_paid_for_is_not_retried_by_clients(
-    error: Exception, has_spent_tokens: bool, says_no_retry: bool
+    error: Exception, has_spent_tokens: bool, should_retry: str | None
 ) -> None:
     headers = error_response(error, has_spent_tokens=has_spent_tokens).headers
-    assert headers.get("x-should-retry") == ("false" if says_no_retry else None)
+    assert headers.get("x-should-retry") == should_retry
 
 
 def test_a_new_subclass_takes_the_row_of_its_base() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Generator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,8 +16,10 @@ from llamaserve.config import HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.errors import ConfigError, EngineDown, ModelLoad
 from llamaserve.server.loading import ServiceLoader
+from llamaserve.server.open_files import ENOUGH, allow_many_connections
 from llamaserve.server.run import bind_socket, run_server, server_url
 from llamaserve.service import Service
+from tests.api.process import first_line, server_process
 from tests.api.served import MODEL, PATIENCE_S, app_loading, fail_loudly, listening, serving, wait_until
 
 
@@ -160,6 +159,7 @@ import sys, threading, time
 from llamaserve.config import HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.errors import ModelLoad
+from llamaserve.server.open_files import ENOUGH, allow_many_connections
 from llamaserve.server.run import run_server
 from llamaserve.service import Service
 
@@ -181,39 +181,9 @@ except ModelLoad as error:
 """
 
 
-@contextlib.contextmanager
-def server_process(behaviour: str = "", program: str = SERVER) -> Generator[subprocess.Popen[str], None, None]:
-    """A server in a process of its own, killed at the end if it still runs."""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-c", program, behaviour]
-    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_open_streams_with_an_error_event_and_the_process_with_0(number: signal.Signals) -> None:
-    with server_process("ready") as process, httpx.Client(base_url=first_line(process), timeout=PATIENCE_S) as client:
-        with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
-            lines = response.iter_lines()
-            next(lines)
-            process.send_signal(number)
-            *_, last = (line for line in lines if line)
-        assert process.wait(timeout=PATIENCE_S) == 0
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
-
-
 def test_a_body_that_is_still_on_its_way_does_not_hold_up_the_end() -> None:
-    """Neither for the grace that streams get, nor with a traceback."""
-    with server_process("ready") as process:
+    """Neither for the time that what was taken gets, nor with a traceback."""
+    with server_process(SERVER, "ready") as process:
         url = httpx.URL(first_line(process))
         with contextlib.ExitStack() as connections:
             for sent in (
@@ -255,14 +225,14 @@ def say_when_blocked(service, url):
 run.bind_socket = bind_with_small_buffer
 run.run_server(
     lambda: Service(FakeEngine(n_ctx=64_000), None, SchedulerConfig(), "fake"),
-    HttpConfig(port=0),
+    HttpConfig(port=0, drain_timeout_s=0.2),
     on_ready=say_when_blocked,
 )
 """
 
 
 def test_a_client_that_does_not_read_is_cut_off_at_the_end_without_a_traceback() -> None:
-    with server_process(program=SERVER_WITH_SMALL_BUFFERS) as process, socket.socket() as client:
+    with server_process(SERVER_WITH_SMALL_BUFFERS) as process, socket.socket() as client:
         url = httpx.URL(first_line(process))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect((url.host, url.port))
@@ -275,15 +245,58 @@ def test_a_client_that_does_not_read_is_cut_off_at_the_end_without_a_traceback()
     assert errors == ""
 
 
+SERVER_WITHOUT_PATIENCE = """
+from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.engine.fake import FakeEngine
+from llamaserve.server import run
+from llamaserve.service import Service
+
+run.KEEP_ALIVE_S = 0.2
+run.run_server(
+    lambda: Service(FakeEngine(n_ctx=64_000, step_s=0.002), None, SchedulerConfig(), "fake"),
+    HttpConfig(port=0),
+    on_ready=lambda _, url: print(url, flush=True),
+)
+"""
+
+
+def test_a_connection_that_never_asks_anything_is_closed_and_one_that_is_answered_is_not() -> None:
+    """Else whoever opens enough of them leaves no file for anybody."""
+    with server_process(SERVER_WITHOUT_PATIENCE) as process, contextlib.ExitStack() as cleanup:
+        url = httpx.URL(first_line(process))
+        silent = []
+        for sent in (b"", b"GET /health HTTP/1.1\r\nHo"):
+            address = (url.host, url.port or 80)
+            connection = cleanup.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            connection.sendall(sent)
+            silent.append(connection)
+        body = {"prompt": "a", "stream": True}
+        streamed = cleanup.enter_context(httpx.stream("POST", url.join("/v1/completions"), json=body))
+        lines = streamed.iter_lines()
+        assert [connection.recv(1) for connection in silent] == [b"", b""]
+        assert all(next(line for line in lines if line).startswith("data: {") for _ in range(20))
+
+
+def test_a_process_may_have_as_many_connections_as_the_system_lets_it() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+        allow_many_connections()
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == (ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH), hard)
+
+
 def test_a_signal_while_loading_ends_the_process() -> None:
-    with server_process("slow") as process:
+    with server_process(SERVER, "slow") as process:
         assert first_line(process) == "loading"
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_process_with_1() -> None:
-    with server_process("broken") as process:
+    with server_process(SERVER, "broken") as process:
         _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "error: not a GGUF file" in errors

@@ -19,7 +19,7 @@ from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, scripted
 from llamaserve.scheduler.stats import Discard, SchedulerStats
-from llamaserve.server.metric_families import llama_server_families, own_families, vllm_families
+from llamaserve.server.metric_families import ApiCounts, llama_server_families, own_families, vllm_families
 from llamaserve.server.metrics import wants_open_metrics
 from llamaserve.service import Service
 from tests.api.served import MODEL, PATIENCE_S, Served, app_loading, listening, serving, wait_until
@@ -31,6 +31,7 @@ PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
     "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
 )
+API = ApiCounts(refused_draining=9001, deadlines=9002)
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -94,24 +95,30 @@ def own_server() -> Iterator[Served]:
 def test_every_field_of_the_snapshot_moves_a_metric_of_ours(field: str) -> None:
     """A new field without a metric fails here."""
     stats = some_stats()
-    before = samples_of(own_families(stats))
+    before = samples_of(own_families(stats, API))
     number = getattr(stats, field)
     if dataclasses.is_dataclass(number):
         for part in dataclasses.fields(number):
             moved_part = dataclasses.replace(number, **{part.name: getattr(number, part.name) + 1})  # type: ignore[type-var]
             moved = dataclasses.replace(stats, **{field: moved_part})
-            assert samples_of(own_families(moved)) != before, f"nothing shows {field}.{part.name}"
+            assert samples_of(own_families(moved, API)) != before, f"nothing shows {field}.{part.name}"
     elif isinstance(number, dict):
         for key in number:
             moved = dataclasses.replace(stats, **{field: number | {key: number[key] + 1}})
-            assert samples_of(own_families(moved)) != before, f"nothing shows {field}[{key}]"
+            assert samples_of(own_families(moved, API)) != before, f"nothing shows {field}[{key}]"
     else:
-        assert samples_of(own_families(dataclasses.replace(stats, **{field: number + 1}))) != before
+        assert samples_of(own_families(dataclasses.replace(stats, **{field: number + 1}), API)) != before
+
+
+def test_what_the_api_refuses_and_gives_up_is_shown() -> None:
+    samples = samples_of(own_families(some_stats(), API))
+    assert value(samples, "llamaserve_rejections_total", reason="draining") == 9001
+    assert value(samples, "llamaserve_deadlines_total") == 9002
 
 
 def test_the_slots_by_state_are_all_slots() -> None:
     slots = {"active_slots": 5, "prefilling_slots": 2, "idle_slots": 3, "n_slots": 8}
-    samples = samples_of(own_families(dataclasses.replace(some_stats(), **slots)))  # type: ignore[arg-type]
+    samples = samples_of(own_families(dataclasses.replace(some_stats(), **slots), API))  # type: ignore[arg-type]
     by_state = {
         state: value(samples, "llamaserve_slots", state=state) for state in ("idle", "prefilling", "generating")
     }
@@ -121,7 +128,7 @@ def test_the_slots_by_state_are_all_slots() -> None:
 
 def test_llama_servers_names_have_our_numbers() -> None:
     stats = some_stats()
-    own = samples_of(own_families(stats))
+    own = samples_of(own_families(stats, API))
     waiting = value(own, "llamaserve_queue_depth") + value(own, "llamaserve_preempted_requests")
     used = value(own, "llamaserve_kv_cells_used")
     assert values_without_labels(samples_of(llama_server_families(stats)), "llamacpp:") == {
@@ -137,7 +144,7 @@ def test_llama_servers_names_have_our_numbers() -> None:
 
 def test_vllms_names_have_our_numbers_and_vllms_labels() -> None:
     stats = some_stats()
-    own = samples_of(own_families(stats))
+    own = samples_of(own_families(stats, API))
     theirs = samples_of(vllm_families(stats, "m"))
     waiting = value(own, "llamaserve_queue_depth") + value(own, "llamaserve_preempted_requests")
     by_source = {
@@ -162,7 +169,7 @@ def test_vllms_names_have_our_numbers_and_vllms_labels() -> None:
         "prefix_cache_hits_total": value(own, "llamaserve_cached_tokens_total", source="cells"),
         "generation_tokens_total": value(own, "llamaserve_generated_tokens_total"),
         "num_preemptions_total": value(own, "llamaserve_preemptions_total"),
-        "admission_rejections_total": value(own, "llamaserve_queue_rejects_total"),
+        "admission_rejections_total": value(own, "llamaserve_rejections_total", reason="queue_requests"),
     }
     labels = {labels for name, labels in theirs if name != "vllm:admission_rejections_total"}
     assert labels == {(("engine", "0"), ("model_name", "m"))}
@@ -236,7 +243,7 @@ def test_running_waiting_refused_cancelled_and_failed_requests_are_seen() -> Non
             assert value(samples, "llamaserve_slots", state="generating") == 1
             assert value(samples, "llamacpp:requests_processing") == 1
             assert value(samples, "llamacpp:requests_deferred") == 1
-            assert value(samples, "llamaserve_queue_rejects_total") == 1
+            assert value(samples, "llamaserve_rejections_total", reason="queue_requests") == 1
             assert value(samples, "llamaserve_kv_cells_used") > 0
         waiter.join(PATIENCE_S)
         wait_until(lambda: value(scrape(served), "llamaserve_requests_total", outcome="finished") == 1)

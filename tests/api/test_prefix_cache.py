@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -34,9 +35,9 @@ def requests(own_server: Served, monkeypatch: pytest.MonkeyPatch) -> list[Genera
         seen.append(request)
         return listen(request, take)
 
-    def recording_stream(request: GenerationRequest) -> object:
+    def recording_stream(request: GenerationRequest, **options: Any) -> object:
         seen.append(request)
-        return stream(request)
+        return stream(request, **options)
 
     monkeypatch.setattr(own_server.service, "listen", recording_listen)
     monkeypatch.setattr(own_server.service, "stream", recording_stream)
@@ -171,9 +172,9 @@ def test_the_ends_of_messages_are_passed_where_memory_cannot_share(monkeypatch: 
         seen: list[GenerationRequest] = []
         stream = served.service.stream
 
-        def recording_stream(request: GenerationRequest) -> object:
+        def recording_stream(request: GenerationRequest, **options: Any) -> object:
             seen.append(request)
-            return stream(request)
+            return stream(request, **options)
 
         monkeypatch.setattr(served.service, "stream", recording_stream)
         messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -86,15 +87,18 @@ def test_a_stop_string_never_shows_in_a_stream(served: Served) -> None:
     assert text_of(chunks, "text") == " world, "
 
 
-def test_the_first_chunk_waits_for_the_first_token() -> None:
+def test_the_status_line_comes_before_the_request_has_a_slot_and_nothing_else_before_the_first_token() -> None:
+    """A proxy that hears nothing gives up; a client that measures the first token must not be fooled."""
     may_run = threading.Event()
-    engine = FakeEngine(before_step=lambda plan, flag: assert_released(may_run))
-    with serving(engine) as served:
-        timer = threading.Timer(0.2, may_run.set)
-        timer.start()
-        with served.client.stream("POST", "/v1/completions", json={"prompt": "a", "max_tokens": 1, "stream": True}):
-            assert may_run.is_set(), "the status line came before the first token"
-        timer.join()
+    engine = FakeEngine(n_slots=1, before_step=lambda plan, flag: assert_released(may_run))
+    body = {"prompt": "a", "max_tokens": 1, "stream": True}
+    with serving(engine) as served, ExitStack() as streams:
+        for n_begun in (1, 2):
+            response = streams.enter_context(served.client.stream("POST", "/v1/completions", json=body))
+            assert response.status_code == 200
+            wait_until(lambda: served.service.stats().active_slots + served.service.stats().queue_depth >= 1)
+            assert engine.plans == engine.plans[:1], f"stream {n_begun} waited for a step"
+        may_run.set()
 
 
 def assert_released(event: threading.Event) -> None:
@@ -118,13 +122,22 @@ def test_an_error_after_the_first_token_ends_the_stream_without_an_end_mark() ->
         assert served.complete("a", max_tokens=1).status_code == 200
 
 
-def test_an_error_before_the_first_token_is_a_plain_http_error() -> None:
+def test_an_error_before_the_first_token_is_the_only_event() -> None:
+    """S49"""
     engine = FakeEngine()
     with serving(engine) as served:
         engine.fail_step(DecodeFailed("llama_decode returned -3"))
-        response = served.complete("a", stream=True)
-        assert response.status_code == 500
-        assert response.json()["error"]["code"] == "decode_failed"
+        (only,) = stream_of(served, "/v1/completions", prompt="a")
+        assert json.loads(only)["error"]["code"] == "decode_failed"
+        assert served.complete("a", max_tokens=1).status_code == 200
+
+
+def test_a_request_that_is_not_taken_is_a_plain_http_error() -> None:
+    """S48: what can be known before anything waits still has a status of its own."""
+    with serving(FakeEngine(n_ctx=16)) as served:
+        response = served.complete("x" * 40, stream=True)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_eight_dropped_streams_free_their_slots_with_little_waste() -> None:

@@ -163,7 +163,12 @@ def test_nothing_runs_ahead_while_the_environment_forces_one_step_at_a_time(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("port", -1), ("port", 65536), ("port", "80"), ("max_body_bytes", 0), ("host", None), ("shows_slots", 1)],
+    [
+        *(("port", value) for value in (-1, 65536, "80")),
+        *(("max_body_bytes", 0), ("host", None), ("shows_slots", 1), ("priority_header", "on")),
+        *(("drain_timeout_s", value) for value in (-1, 86_401, "1", True, math.nan)),
+        *(("sse_ping_interval_s", value) for value in (-0.5, 86_401, None)),
+    ],
 )
 def test_an_http_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be"):

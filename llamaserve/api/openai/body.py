@@ -46,6 +46,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     cache_prompt: bool | None = None
     cache_salt: str | None = None
     session: str | None = None
+    timeout: float | None = None
+    sse_ping_interval: int | None = None
 
     @property
     def is_streamed(self) -> bool:

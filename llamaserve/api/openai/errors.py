@@ -1,7 +1,8 @@
 """Which HTTP status, type and code each of our exceptions has in OpenAI's shape. Any thread.
 
 The body is ``{"error": {"message", "type", "param", "code"}}``. The OpenAI SDK retries 408, 409, 429 and every 5xx
-unless ``x-should-retry: false`` says otherwise: answers that would cost the same work again say so.
+unless ``x-should-retry: false`` says otherwise: answers that would cost the same work again say so. ``true`` says that
+a retry costs nothing and may well succeed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class ErrorShape:
     """Seconds after which a retry makes sense."""
     is_retry_wasteful: bool = False
     """Whether a retry would compute the same again and fail the same way."""
+    is_retry_right: bool = False
+    """Whether a retry is what the client should do."""
 
 
 ERROR_SHAPES: Mapping[type[errors.LlamaServeError], ErrorShape] = {
@@ -45,7 +48,7 @@ ERROR_SHAPES: Mapping[type[errors.LlamaServeError], ErrorShape] = {
     errors.BadTemplate: ErrorShape(400, INVALID_REQUEST, "invalid_messages"),
     errors.ModelNotFound: ErrorShape(404, INVALID_REQUEST, "model_not_found"),
     errors.CapacityError: ErrorShape(503, SERVER_ERROR, "no_capacity"),
-    errors.QueueFull: ErrorShape(429, "rate_limit_exceeded", "queue_full", retry_after_s=1),
+    errors.QueueFull: ErrorShape(429, "rate_limit_exceeded", "queue_full", retry_after_s=1, is_retry_right=True),
     errors.ContextFull: ErrorShape(503, SERVER_ERROR, "context_full"),
     errors.DeadlineExceeded: ErrorShape(504, SERVER_ERROR, "timeout", is_retry_wasteful=True),
     errors.EngineError: ErrorShape(500, SERVER_ERROR, "engine_error"),
@@ -108,10 +111,14 @@ def error_response(error: Exception, *, has_spent_tokens: bool = False) -> Respo
     """The answer for this exception; ``has_spent_tokens`` says that tokens were already generated for the request."""
     shape = error_shape(error)
     headers: dict[str, str] = {}
-    if shape.retry_after_s is not None:
-        headers["retry-after"] = str(shape.retry_after_s)
+    # An error that knows better than the table when to come back says so itself.
+    retry_after_s = getattr(error, "retry_after_s", shape.retry_after_s)
+    if retry_after_s is not None:
+        headers["retry-after"] = str(retry_after_s)
     if shape.is_retry_wasteful or (has_spent_tokens and shape.status >= 500):
         headers["x-should-retry"] = "false"
+    elif shape.is_retry_right:
+        headers["x-should-retry"] = "true"
     return Response(error_json(error), shape.status, headers, media_type="application/json")
 
 

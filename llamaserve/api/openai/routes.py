@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,11 +13,13 @@ from functools import partial
 
 import msgspec
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from llamaserve.api.disconnect import until_disconnect, until_set
+from llamaserve.api.drain import Drain, DrainGate
 from llamaserve.api.openai.answers import (
     CHAT_CHUNKS,
     COMPLETION_CHUNKS,
@@ -30,10 +32,19 @@ from llamaserve.api.openai.answers import (
 from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
 from llamaserve.api.openai.errors import error_response
 from llamaserve.api.openai.fields import UnknownFieldLog
+from llamaserve.api.openai.limits import TIMEOUT_HEADER, ping_interval_s, timeout_s
 from llamaserve.api.openai.prompts import PromptTokens, chat_prompt, completion_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.sse import EventStreamResponse
-from llamaserve.errors import BadRequest, Cancelled, EngineError, LlamaServeError, ModelNotFound
+from llamaserve.config import HttpConfig
+from llamaserve.errors import (
+    BadRequest,
+    Cancelled,
+    DeadlineExceeded,
+    EngineError,
+    LlamaServeError,
+    ModelNotFound,
+)
 from llamaserve.request import MAX_NAME_LENGTH, Event, Finished, GenerationRequest, TextDelta
 from llamaserve.service import Service
 
@@ -64,6 +75,9 @@ class PreparedRequest:
     generation: GenerationRequest
     is_streamed: bool
     wants_usage_chunk: bool
+    timeout_s: float | None
+    """From the queue to the last token."""
+    ping_interval_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,7 @@ class IncomingRequest:
     request_id: str
     body: bytes
     session_header: str | None
+    timeout_header: str | None
 
 
 Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
@@ -81,19 +96,20 @@ Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
 class OpenAIRoutes:
     """OpenAI's endpoints over one service.
 
-    Event loop only. ``service`` gives the running service and raises EngineDown while there is none; ``closing`` is set
-    when bodies that are still on their way shall not be waited for.
+    Event loop only. ``service`` gives the running service and raises EngineDown while there is none. While the server
+    drains, requests are refused, and so are those whose body is still on its way.
     """
 
     def __init__(
-        self, service: Callable[[], Service], closing: asyncio.Event, *, max_body_bytes: int, system_fingerprint: str
+        self, service: Callable[[], Service], drain: Drain, config: HttpConfig, *, system_fingerprint: str
     ) -> None:
         self._service = service
-        self._closing = closing
+        self._drain = drain
+        self._config = config
+        self._n_deadlines = 0
         # Not the loop's pool: what waits for a thread here is dropped when its client leaves, and what runs keeps its
         # thread until it ends, so that there are never more than these.
         self._preparing = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="llamaserve-prepare")
-        self._max_body_bytes = max_body_bytes
         self._system_fingerprint = system_fingerprint
         self._started = int(time.time())
         self._unknown_fields = UnknownFieldLog()
@@ -103,10 +119,18 @@ class OpenAIRoutes:
         return [
             Route("/v1/models", self.list_models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", self.show_model, methods=["GET"]),
-            Route("/v1/completions", self.complete, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
-            Route("/chat/completions", self.chat, methods=["POST"]),
+            self._computing("/v1/completions", self.complete),
+            self._computing("/v1/chat/completions", self.chat),
+            self._computing("/chat/completions", self.chat),
         ]
+
+    @property
+    def n_deadlines(self) -> int:
+        """Requests that ended because their time was over."""
+        return self._n_deadlines
+
+    def _computing(self, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+        return Route(path, endpoint, methods=["POST"], middleware=[Middleware(DrainGate, drain=self._drain)])
 
     def close(self) -> None:
         """End the threads; what waits for one is dropped. May be called twice."""
@@ -132,19 +156,37 @@ class OpenAIRoutes:
 
     async def _generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response:
         service = self._service()
-        body = await until_set(self._closing, _read_body(request, self._max_body_bytes))
-        request_id = endpoint.id_prefix + secrets.token_hex(12)
-        incoming = IncomingRequest(request_id, body, request.headers.get(SESSION_HEADER))
+        body = await until_set(
+            self._drain.has_begun, _read_body(request, self._config.max_body_bytes), self._drain.refusal
+        )
+        incoming = IncomingRequest(
+            request_id=endpoint.id_prefix + secrets.token_hex(12),
+            body=body,
+            session_header=request.headers.get(SESSION_HEADER),
+            timeout_header=request.headers.get(TIMEOUT_HEADER),
+        )
         prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, incoming))
         del body, incoming  # up to megabytes, which the answer does not need
-        head = AnswerHead(request_id, int(time.time()), service.model_name, self._system_fingerprint)
+        generation = prepared.generation
+        head = AnswerHead(generation.request_id, int(time.time()), service.model_name, self._system_fingerprint)
         if prepared.is_streamed:
             encoder = ChunkEncoder(endpoint.chunks, head, has_usage_chunk=prepared.wants_usage_chunk)
-            return EventStreamResponse(partial(service.listen, prepared.generation), encoder)
-        outcome = await until_disconnect(request.receive, _collect(service.stream(prepared.generation)))
+            return EventStreamResponse(
+                partial(service.listen, generation),
+                encoder,
+                ping_interval_s=prepared.ping_interval_s,
+                timeout_s=prepared.timeout_s,
+                on_failure=self._count_failure,
+            )
+        events = service.stream(generation, timeout_s=prepared.timeout_s)
+        outcome = await until_disconnect(request.receive, _collect(events))
         if isinstance(outcome, _Broken):
+            self._count_failure(outcome.error)
             return error_response(outcome.error, has_spent_tokens=outcome.n_tokens > 0)
         return _json(endpoint.answer(head, outcome.text, outcome.finished))
+
+    def _count_failure(self, error: Exception) -> None:
+        self._n_deadlines += isinstance(error, DeadlineExceeded)
 
     async def _on_thread(self, prepare: Prepare, service: Service, incoming: IncomingRequest) -> PreparedRequest:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare, service, incoming)
@@ -153,7 +195,7 @@ class OpenAIRoutes:
         decoded = decode_body(incoming.body, CompletionBody, self._unknown_fields)
         _check_model(decoded.model, service)
         tokens = completion_prompt(decoded, service.vocab, service.info.n_ctx_seq)
-        return _prepare(decoded, service, incoming, PromptTokens(tokens))
+        return self._prepared(decoded, service, incoming, PromptTokens(tokens))
 
     def _prepare_chat(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
         decoded = decode_body(incoming.body, ChatBody, self._unknown_fields)
@@ -165,7 +207,29 @@ class OpenAIRoutes:
             service.info.n_ctx_seq,
             wants_boundaries=service.wants_boundaries,
         )
-        return _prepare(decoded, service, incoming, prompt)
+        return self._prepared(decoded, service, incoming, prompt)
+
+    def _prepared(
+        self, body: GenerationBody, service: Service, incoming: IncomingRequest, prompt: PromptTokens
+    ) -> PreparedRequest:
+        generation = GenerationRequest(
+            request_id=incoming.request_id,
+            prompt=prompt.tokens,
+            max_tokens=max_new_tokens(body),
+            stop=tuple(dict.fromkeys(stop_strings(body) + prompt.stops)),
+            sampling=sampling_params(body, service.vocab.n_tokens),
+            cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+            cache_salt="" if body.cache_salt is None else body.cache_salt,
+            session=_session(body, incoming.session_header),
+            boundaries=prompt.boundaries,
+        )
+        return PreparedRequest(
+            generation,
+            is_streamed=body.is_streamed,
+            wants_usage_chunk=body.wants_usage_chunk,
+            timeout_s=timeout_s(body, incoming.timeout_header),
+            ping_interval_s=ping_interval_s(body, self._config.sse_ping_interval_s),
+        )
 
     def _model_card(self, service: Service) -> dict[str, object]:
         info = service.info
@@ -183,23 +247,6 @@ class OpenAIRoutes:
                 "size": info.size_bytes,
             },
         }
-
-
-def _prepare(
-    body: GenerationBody, service: Service, incoming: IncomingRequest, prompt: PromptTokens
-) -> PreparedRequest:
-    generation = GenerationRequest(
-        request_id=incoming.request_id,
-        prompt=prompt.tokens,
-        max_tokens=max_new_tokens(body),
-        stop=tuple(dict.fromkeys(stop_strings(body) + prompt.stops)),
-        sampling=sampling_params(body, service.vocab.n_tokens),
-        cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
-        cache_salt="" if body.cache_salt is None else body.cache_salt,
-        session=_session(body, incoming.session_header),
-        boundaries=prompt.boundaries,
-    )
-    return PreparedRequest(generation, body.is_streamed, body.wants_usage_chunk)
 
 
 def _session(body: GenerationBody, header: str | None) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 
 from llamaserve.cli import serving
 from llamaserve.cli.model_facts import parameters, quantisation
-from llamaserve.config import CacheConfig, FlashAttention, Profile
+from llamaserve.config import CacheConfig, FlashAttention, PriorityHeader, Profile
 from llamaserve.engine.fake import scripted
 from llamaserve.engine.port import MemoryKind
 from llamaserve.errors import ConfigError, ModelLoad
@@ -73,6 +73,9 @@ def test_every_command_has_help_that_loads_nothing(run: Run, fake: FakeParts, co
         ["serve", "-t", "-1"],
         ["serve", "--preempt-ram", "-1"],
         ["serve", "--lookahead", "3"],
+        ["serve", "--drain-timeout", "-1"],
+        ["serve", "--sse-ping-interval", "often"],
+        ["serve", "--priority-header", "maybe"],
         ["chat", "-s", "-2"],
     ],
 )
@@ -102,6 +105,7 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
     flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step --no-lookahead --preempt-ram 7"
     flags += " --no-cache-prompt -cram 9 --cache-disk kept,2.5 -sps 0.25 --no-slots"
+    flags += " --drain-timeout 2.5 --sse-ping-interval 0 --priority-header cap"
     assert run("serve", *shlex.split(flags)).code == 0
     assert fake.resolved == ["a.gguf"]
     engine, scheduler, http = fake.engine_configs[0], fake.scheduler_configs[0], fake.http_configs[0]
@@ -122,6 +126,8 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
         )
     ]
     assert (http.host, http.port, http.shows_slots) == ("0.0.0.0", 9000, False)
+    assert (http.drain_timeout_s, http.sse_ping_interval_s) == (2.5, 0)
+    assert http.priority_header is PriorityHeader.CAP
     assert fake.names == ["tiny"]
 
 

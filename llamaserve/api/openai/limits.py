@@ -1,0 +1,56 @@
+"""How long a request may take: from the body or a header. Any thread.
+
+The body wins. A header that cannot be read is an error like a field that cannot: a deadline that silently is none would
+be found when it is needed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from llamaserve.api.openai.body import GenerationBody
+from llamaserve.errors import BadRequest, shown
+from llamaserve.service import MAX_TIMEOUT_S
+
+TIMEOUT_HEADER = "x-request-timeout"
+OFF_INTERVALS = (-1, 0)
+"""Ping intervals that mean never: llama-server's and ours."""
+_SECONDS = re.compile(r"[0-9]{1,16}(\.[0-9]{0,16})?|\.[0-9]{1,16}")
+
+
+def timeout_s(body: GenerationBody, header: str | None) -> float | None:
+    """Seconds from the queue to the last token; None is without limit, as is an empty header.
+
+    Raises BadRequest, under the name the client used, when it is no number above 0 and at most 30 days.
+    """
+    if body.timeout is not None:
+        return _checked("timeout", body.timeout, body.timeout)
+    if header is None or not header.strip():
+        return None
+    text = header.strip()
+    return _checked(TIMEOUT_HEADER, float(text) if _SECONDS.fullmatch(text) else None, text)
+
+
+def ping_interval_s(body: GenerationBody, default_s: float) -> float:
+    """Seconds of silence after which a stream sends a comment; 0 = never. Raises BadRequest below -1 and above 30
+    days."""
+    interval = body.sse_ping_interval
+    if interval is None:
+        return default_s
+    if interval in OFF_INTERVALS:
+        return 0.0
+    if not 0 < interval <= MAX_TIMEOUT_S:
+        raise BadRequest(
+            f"sse_ping_interval is {shown(interval)}: it must be a whole number of seconds from 1 to {MAX_TIMEOUT_S}, "
+            "or -1 for never",
+            "sse_ping_interval",
+        )
+    return float(interval)
+
+
+def _checked(name: str, seconds: float | None, given: object) -> float:
+    if seconds is None or not 0 < seconds <= MAX_TIMEOUT_S:
+        raise BadRequest(
+            f"{name} is {shown(given)}: it must be a number of seconds above 0, at most {MAX_TIMEOUT_S} (30 days)", name
+        )
+    return seconds
