@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llamaserve.cache.parked_cells import ParkedCells
+from llamaserve.cache.prefix_index import Victim
 from llamaserve.cache.prefix_memory import PrefixCounters
+from llamaserve.cache.saved_prefix import MIN_TOKENS
 from llamaserve.cache.session_pins import SessionPins
 from llamaserve.cache.tiers import Tiers
 
@@ -16,6 +18,13 @@ LEAST_TO_EVICT = 64
 """Tokens of a run that go together, if it has so many: the next steps need room too."""
 MOST_TO_SPILL = 1024
 """Most tokens moved to RAM between two steps: about 6 ms for the default model, less than a step."""
+
+
+def _cut_place(victim: Victim, n_goes: int) -> int:
+    """Where to cut a run so that ``n_goes`` tokens of it go. No piece that is too short for a copy stays: the copies of
+    what came after it would have nothing to go on from."""
+    n_stays = victim.n_cells - n_goes
+    return victim.n_tokens + (n_stays if n_stays >= MIN_TOKENS else 0)
 
 
 class Eviction:
@@ -46,14 +55,17 @@ class Eviction:
         """Cells nobody holds."""
         return self._n_ctx - self._engine.used_cells()
 
+    def can_make_room(self, n_cells: int) -> bool:
+        """Whether so many cells would be free if all went that may go."""
+        return n_cells <= self.n_free + self._index.n_cells_idle
+
     def make_room(self, n_cells: int) -> bool:
         """Evict the runs used longest ago, from their ends, until so many cells are free; whether they are."""
         while (n_missing := n_cells - self.n_free) > 0:
             victim = self._index.victim()
             if victim is None:
                 return False
-            n_goes = max(n_missing, LEAST_TO_EVICT)
-            self._evict(victim.holders, max(victim.n_tokens, victim.n_tokens + victim.n_cells - n_goes))
+            self._evict(victim.holders, _cut_place(victim, max(n_missing, LEAST_TO_EVICT)))
         return True
 
     def take_id(self) -> int | None:
@@ -105,7 +117,7 @@ class Eviction:
             return
         holder = victim.holders[0]
         tokens = self._index.tokens(holder)
-        start = max(victim.n_tokens, len(tokens) - MOST_TO_SPILL)
+        start = _cut_place(victim, MOST_TO_SPILL)
         n_before = self._tiers.ram_entries
         self._may_spill = self._tiers.take_over(self._index.scope(holder), tokens, start, holder, self._n_ctx)
         if self._may_spill:

@@ -33,34 +33,38 @@ class Restorer:
     def bring_back(self, prompt: Prompt, held: Match) -> Match:
         """Restore saved runs as long as they carry the prompt further; what is held then, and by whom."""
         while (hit := self._tiers.best(prompt.scope, prompt.tokens, held.n_tokens, prompt.n_reusable)) is not None:
-            before = held.holder
-            further = self._carry(prompt, hit)
-            held = self._index.match(prompt.scope, prompt.tokens, prompt.n_reusable)
-            if not further:
+            restored = self._carry(prompt, hit, held)
+            if restored is None:
                 break
-            if before != held.holder:
-                self._eviction.drop_if_useless(before)
+            before, held = held.holder, restored
+            self._eviction.drop_if_useless(before)
         return held
 
-    def _carry(self, prompt: Prompt, hit: TierHit) -> bool:
-        """Restore one run; whether that worked."""
-        if not self._eviction.make_room(len(hit.saved.tokens) - hit.saved.start):
-            return False
-        # Making room and taking ids may cost what the run goes on from, so they come before the look.
-        holder, merged = self._eviction.take_id(), self._eviction.take_id()
-        held = self._index.match(prompt.scope, prompt.tokens, prompt.n_reusable)
+    def _carry(self, prompt: Prompt, hit: TierHit, held: Match) -> Match | None:
+        """Restore one run behind what is held; what is held then, None where that fails and nothing has changed."""
+        is_idle = held.holder is not None and self._parked.is_parked(held.holder)
+        if held.holder is not None and is_idle:  # room must not be made of what the run goes on from
+            self._index.set_busy(held.holder, True)
+        ids: list[int | None] = []
         restored = None
-        if holder is not None and merged is not None and hit.saved.start <= held.n_tokens < hit.n_tokens:
-            restored = self._restore(hit, held, holder, merged)
-        for unused in (holder, merged):
-            if unused is not None and unused != restored:
-                self._parked.give_back(unused)
+        try:
+            n_wanted = len(hit.saved.tokens) - hit.saved.start
+            if self._eviction.can_make_room(n_wanted) and self._eviction.make_room(n_wanted):
+                ids = [self._eviction.take_id(), self._eviction.take_id()]
+                if ids[0] is not None and ids[1] is not None:
+                    restored = self._restore(hit, held, ids[0], ids[1])
+        finally:
+            for unused in ids:
+                if unused is not None and unused != restored:
+                    self._parked.give_back(unused)
+            if held.holder is not None and is_idle:
+                self._index.set_busy(held.holder, False)
         if restored is None:
-            return False
+            return None
         self._index.add(restored, prompt.scope, prompt.tokens, held.n_tokens, n_tokens=hit.n_tokens)
         self._tiers.took(hit)
         self._count(hit.n_tokens - held.n_tokens, is_from_disk=hit.is_from_disk)
-        return True
+        return Match(hit.n_tokens, restored)
 
     def _restore(self, hit: TierHit, held: Match, holder: int, merged: int) -> int | None:
         """The id, of these two, that holds the first ``hit.n_tokens`` tokens now, in the cells that are there and then

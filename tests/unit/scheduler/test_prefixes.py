@@ -558,3 +558,57 @@ def test_what_a_request_computed_before_it_gave_its_place_up_was_not_cached() ->
     harness.run()
     assert harness.scheduler.stats().preemptions > 0
     assert cached(harness, second) == 0
+
+
+@pytest.mark.parametrize("n_tokens", [1010, 1024, 1030, 1050, 1060, 2060])
+def test_a_spilled_text_comes_back_whole_whatever_its_length(n_tokens: int) -> None:
+    """No piece stays that is too short for a copy of its own: those behind it would have nothing to go on from."""
+    harness = Harness(FakeEngine(n_ctx=4096), cache=CacheConfig(cache_ram=1, cache_cells=0))
+    text = bytes(number * 7 % 251 for number in range(n_tokens))
+    ask(harness, text, max_tokens=2)
+    harness.run()
+    ask(harness, bytes([255]) * 10, max_tokens=60)
+    harness.tick(20)
+    assert harness.scheduler.stats().prefix_gauges.parked_cells <= 256 < n_tokens
+    again = ask(harness, text, max_tokens=2)
+    harness.run()
+    assert cached(harness, again) == n_tokens - 1
+
+
+def test_a_copy_that_cannot_fit_evicts_nobody() -> None:
+    """And what is there of the prompt is used."""
+    harness = Harness(FakeEngine(n_ctx=1024, n_slots=2), cache=CacheConfig(cache_ram=1, cache_cells=0))
+    long = bytes(number * 7 % 251 for number in range(700))
+    ask(harness, long, max_tokens=2)
+    harness.run()
+    ask(harness, bytes([255]) * 300, max_tokens=400)
+    harness.tick(20)  # the long text is in RAM, and something runs that leaves it no room
+    start = ask(harness, long[:100] + b"!", max_tokens=2)
+    while not harness.terminals(start):
+        harness.tick()
+    n_evicted = harness.scheduler.stats().prefix.evictions
+    harness.prefixes.make_room(0)
+    taker = ask(harness, long[:90] + b"?", max_tokens=2)
+    while not harness.terminals(taker):
+        harness.tick()
+    assert cached(harness, taker) >= 90 or harness.scheduler.stats().prefix.restores > 0
+    assert harness.scheduler.stats().prefix.evictions <= n_evicted + 2
+
+
+def test_a_restore_when_ids_run_out_costs_nobody_an_error() -> None:
+    """253 sessions hold nearly all ids; the text that is restored goes on from the last one that is not pinned."""
+    cache = CacheConfig(cache_ram=1, cache_cells=65_536)
+    harness = Harness(FakeEngine(n_ctx=65_536, n_slots=2), cache=cache)
+    x = bytes(number * 7 % 251 for number in range(400))
+    ask(harness, x, max_tokens=2)
+    harness.run()
+    harness.prefixes.make_room(65_536)  # x is in RAM
+    ask(harness, x[:100] + bytes([250]), max_tokens=1)
+    harness.run()
+    for number in range(300):
+        ask(harness, bytes([number % 251, number // 251, 3, 4]), max_tokens=1, session=f"s{number}")
+        harness.run()
+    again = ask(harness, x, max_tokens=2)
+    harness.run()
+    assert harness.text(again) == alone(x, max_tokens=2)[0]
+    assert isinstance(harness.events[again][-1], Finished)
