@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from llamaserve.cache.disk_file import FileMeta
 from llamaserve.cache.saved_index import Found, SavedIndex
-from llamaserve.cache.saved_prefix import is_long_enough, token_bytes
+from llamaserve.cache.saved_prefix import token_bytes
 
 INDEX_BYTES = 128 << 20
 """RAM the tokens of all files may take, with ENTRY_BYTES a file."""
@@ -49,15 +49,19 @@ class DiskIndex:
 
     def would_keep(self, meta: FileMeta) -> bool:
         """Whether such a file would bring something, and fit."""
-        return (
-            meta.n_file_bytes <= self._max_bytes
-            and is_long_enough(meta.start, len(meta.tokens))
-            and not self._saved.is_covered(meta.scope_hash.hex(), meta.tokens, meta.start)
+        return meta.n_file_bytes <= self._max_bytes and not self._saved.is_covered(
+            meta.scope_hash.hex(), meta.tokens, meta.start
         )
 
-    def best(self, scope_hash: bytes, tokens: array[int], n_have: int, limit: int) -> Found[DiskEntry] | None:
+    def goes_on(self, scope_hash: bytes, tokens: array[int], start: int) -> bool:
+        """As ``SavedIndex.goes_on``."""
+        return self._saved.goes_on(scope_hash.hex(), tokens, start)
+
+    def best(
+        self, scope_hash: bytes, tokens: array[int], n_have: int, limit: int, least_gain: int | None
+    ) -> Found[DiskEntry] | None:
         """As ``SavedIndex.best``; the file counts as used."""
-        found = self._saved.best(scope_hash.hex(), tokens, n_have, limit)
+        found = self._saved.best(scope_hash.hex(), tokens, n_have, limit, least_gain)
         if found is not None:
             self._saved.touch(found.copy)
         return found

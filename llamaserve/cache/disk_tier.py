@@ -29,13 +29,18 @@ QUEUED_BYTES = 256 << 20
 """States that may wait to be written; they take RAM beside the RAM tier's."""
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long a disk that does not answer holds up the end of the process, for each thread."""
+"""How long a disk that does not answer holds up ``close``."""
 
 _PASSING_ERRORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 """The process or the machine has run out of something else than disk; the folder is sound."""
 
 _ONE_NAME_ERRORS = frozenset((errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY))
 """Something stands where one file shall go; the folder is sound."""
+
+
+def _always() -> bool:
+    """Whoever asked has not gone."""
+    return True
 
 
 class DiskHit(NamedTuple):
@@ -134,11 +139,18 @@ class DiskTier:
         with self._changed:
             return replace(self._counters)
 
-    def wants(self, scope: str, tokens: array[int], start: int, n_bytes: int) -> bool:
-        """Whether a state of ``n_bytes`` would be written; to be asked before the cells are copied."""
-        meta = FileMeta(self._folder.scope_hash(scope), start, tokens, n_bytes)
+    def wants(self, scope: str, tokens: array[int], start: int) -> bool:
+        """Whether a state of these tokens from ``start`` on would be written if it fits; to be asked before the cells
+        are copied."""
+        meta = FileMeta(self._folder.scope_hash(scope), start, tokens, 0)
         with self._changed:
             return self._would_keep(meta) and self._has_queue_room(meta)
+
+    def goes_on(self, scope: str, tokens: array[int], start: int) -> bool:
+        """As ``RamTier.goes_on``."""
+        scope_hash = self._folder.scope_hash(scope)
+        with self._changed:
+            return self._index.goes_on(scope_hash, tokens, start)
 
     def put(self, saved: SavedPrefix, timeout_s: float = 0.0) -> bool:
         """Have a copy written; False if it is not kept. Waits so long for room among those that wait to be written."""
@@ -161,22 +173,30 @@ class DiskTier:
             return False
         return True
 
-    def best(self, scope: str, tokens: array[int], n_have: int, limit: int) -> DiskHit | None:
+    def best(
+        self, scope: str, tokens: array[int], n_have: int, limit: int, least_gain: int | None = None
+    ) -> DiskHit | None:
         """The file that gives a prompt, of which ``n_have`` tokens are there, most of its first ``limit``, as
         ``RamTier.best``. It counts as used."""
         scope_hash = self._folder.scope_hash(scope)
         with self._changed:
-            found = self._index.best(scope_hash, tokens, n_have, limit)
+            found = self._index.best(scope_hash, tokens, n_have, limit, least_gain)
         return None if found is None else DiskHit(scope, found.copy, found.n_tokens)
 
-    def fetch(self, hit: DiskHit, done: Callable[[FetchedState | None], None]) -> None:
+    def fetch(
+        self,
+        hit: DiskHit,
+        done: Callable[[FetchedState | None], None],
+        is_wanted: Callable[[], bool] = _always,
+    ) -> None:
         """Read a state; ``done`` is called once, with None if there is none: by the reading thread, or at once if the
-        tier is off."""
+        tier is off. The reading thread asks ``is_wanted`` when it begins; what is not is not read."""
 
         def run() -> None:
             fetched = None
             try:
-                fetched = self._read(hit)
+                if is_wanted():
+                    fetched = self._read(hit)
             finally:
                 done(fetched)
 
@@ -193,15 +213,17 @@ class DiskTier:
         """Wait until all that was put is written; whether it is."""
         return self._writer.drain(timeout_s)
 
-    def close(self) -> None:
-        """End; what waits to be written is dropped, what waits to be read gets None. May be called twice."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End; what waits to be written is dropped, what waits to be read gets None. Waits so long for what is under
+        way. May be called twice."""
+        deadline = time.monotonic() + timeout_s
         self._closing.set()
         with self._changed:
             self._switch_off()
         for thread in (self._reader, self._writer):
             thread.close()
         for thread in (self._reader, self._writer):
-            thread.join(CLOSE_TIMEOUT_S)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _would_keep(self, meta: FileMeta) -> bool:
         return self._is_on and self._index.would_keep(meta)

@@ -14,7 +14,7 @@ from llamaserve.cache.saved_prefix import MIN_TOKENS
 from llamaserve.cache.session_pins import SessionPins
 from llamaserve.cache.tiers import Tiers
 
-LEAST_TO_EVICT = 64
+LEAST_TO_EVICT = 128
 """Tokens of a run that go together, if it has so many: the next steps need room too."""
 MOST_TO_SPILL = 1024
 """Most tokens moved to RAM between two steps: about 6 ms for the default model, less than a step."""
@@ -118,20 +118,18 @@ class Eviction:
         holder = victim.holders[0]
         tokens = self._index.tokens(holder)
         start = _cut_place(victim, MOST_TO_SPILL)
-        n_before = self._tiers.ram_entries
         self._may_spill = self._tiers.take_over(self._index.scope(holder), tokens, start, holder, self._n_ctx)
         if self._may_spill:
-            self._counters.saves += self._tiers.ram_entries > n_before
             self._cut(victim.holders, start)
 
     def _evict(self, holders: Sequence[int], n_tokens: int) -> None:
         """Free the cells of parked sequences, which hold the same, behind their first ``n_tokens``."""
         holder = holders[0]
-        if self._tiers.offer(self._index.scope(holder), self._index.tokens(holder), n_tokens, holder):
-            self._counters.saves += 1
+        self._tiers.offer(self._index.scope(holder), self._index.tokens(holder), n_tokens, holder)
         self._cut(holders, n_tokens)
 
     def _cut(self, holders: Sequence[int], n_tokens: int) -> None:
+        self._counters.saves = self._tiers.n_saves
         self._counters.evictions += 1
         self._counters.evicted_tokens += self._index.length(holders[0]) - n_tokens
         for holder in holders:

@@ -56,6 +56,13 @@ class PrefixGauges:
     ram_bytes: int = 0
     disk_entries: int = 0
     disk_bytes: int = 0
+    disk_written: int = 0
+    disk_fetched: int = 0
+    disk_evicted: int = 0
+    disk_refused: int = 0
+    disk_bad_files: int = 0
+    """What the disk tier has done since the start, in files; ``refused``: too much waited to be written; ``bad``:
+    corrupt, foreign, unreadable or gone."""
     shares: bool = False
     """Whether any slot can use what another computed (S25)."""
 
@@ -143,8 +150,7 @@ class PrefixMemory(Protocol):
         """Cells that nobody uses and that slow those down that run: those ``spill`` would move."""
 
     def spill(self) -> None:
-        """Move some of what nobody uses out of the way of those that run, where that loses nothing. Raises
-        EngineDown."""
+        """Move some of what nobody uses out of the way of those that run, where it is kept. Raises EngineDown."""
 
     def purge_order(self) -> Sequence[int]:
         """Ids of parked sequences, those used longest ago first, for a step that found no room although there should

@@ -9,7 +9,7 @@ from array import array
 from typing import NamedTuple
 
 from llamaserve.cache.saved_index import SavedIndex
-from llamaserve.cache.saved_prefix import SavedPrefix, is_long_enough, token_bytes
+from llamaserve.cache.saved_prefix import SavedPrefix
 
 
 class RamHit(NamedTuple):
@@ -48,27 +48,25 @@ class RamTier:
         """All copies, those used longest ago first."""
         return tuple(self._index)
 
-    def wants(self, scope: str, tokens: array[int], start: int, n_bytes: int) -> bool:
-        """Whether a state of ``n_bytes`` would be kept; to be asked before the cells are copied (S36)."""
-        return (
-            n_bytes + token_bytes(tokens) <= self.max_bytes
-            and is_long_enough(start, len(tokens))
-            and not self._index.is_covered(scope, tokens, start)
-        )
-
     def has(self, scope: str, tokens: array[int], start: int) -> bool:
-        """Whether a copy that is here brings all that one of these tokens from ``start`` on would bring."""
+        """Whether a copy that is here brings all that one of these tokens from ``start`` on would bring; to be asked
+        before the cells are copied (S36)."""
         return self._index.is_covered(scope, tokens, start)
+
+    def goes_on(self, scope: str, tokens: array[int], start: int) -> bool:
+        """Whether a copy that is here is of no use without these tokens from ``start`` on: it begins among them or at
+        their end."""
+        return self._index.goes_on(scope, tokens, start)
 
     def put(self, saved: SavedPrefix) -> list[SavedPrefix]:
         """Keep a copy, drop those it stands in for, and evict others until all fit.
 
         Returns what was evicted, for a tier that has more room: also the copy itself, if it alone is over the budget.
-        One that another stands in for, or that is too short, is dropped.
+        One that another stands in for is dropped.
         """
         if saved.n_bytes > self.max_bytes:
             return [saved]
-        if not self.wants(saved.scope, saved.tokens, saved.start, saved.state.n_bytes):
+        if self.has(saved.scope, saved.tokens, saved.start):
             return []
         for copy in self._index.covered_by(saved.scope, saved.tokens, saved.start):
             self._index.discard(copy)
@@ -79,14 +77,16 @@ class RamTier:
         self._index.add(saved)
         return evicted
 
-    def best(self, scope: str, tokens: array[int], n_have: int, limit: int) -> RamHit | None:
+    def best(
+        self, scope: str, tokens: array[int], n_have: int, limit: int, least_gain: int | None = None
+    ) -> RamHit | None:
         """The copy that gives a prompt, of which ``n_have`` tokens are there, most of its first ``limit``; the smallest
-        of equal ones. None if none is worth restoring: ``is_worth_restoring`` has the rule.
+        of equal ones. None if none is worth restoring: ``is_worth_restoring`` has the rule, and ``least_gain``.
 
         The caller trims the sequence to ``saved.start`` tokens, restores, and trims to ``n_tokens``; then it may ask
         again, for a piece that goes on from there.
         """
-        found = self._index.best(scope, tokens, n_have, limit)
+        found = self._index.best(scope, tokens, n_have, limit, least_gain)
         if found is None:
             return None
         self._index.touch(found.copy)
@@ -95,7 +95,3 @@ class RamTier:
     def discard(self, saved: SavedPrefix) -> None:
         """Forget a copy, if it is here: it could not be restored."""
         self._index.discard(saved)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._index.clear()

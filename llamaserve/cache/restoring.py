@@ -12,7 +12,6 @@ from llamaserve.cache.parked_cells import ParkedCells
 from llamaserve.cache.prefix_index import Match
 from llamaserve.cache.prefix_memory import PrefixCounters
 from llamaserve.cache.prompt import Prompt
-from llamaserve.cache.saved_prefix import SavedPrefix
 from llamaserve.cache.tiers import TierHit, Tiers
 from llamaserve.errors import EngineDown, EngineError
 
@@ -72,21 +71,22 @@ class Restorer:
         saved = hit.saved
         if saved.start and (held.holder is None or not self._parked.adopt(holder, held.holder, saved.start)):
             return None
-        if not self._put_back(holder, saved):
-            self._tiers.discard(hit)
+        if not self._put_back(holder, hit):
             return None
         if held.holder is None or held.n_tokens == saved.start:
             return holder if self._engine.trim(holder, hit.n_tokens) else None
         has_start = self._parked.adopt(merged, held.holder, held.n_tokens)  # its copy of these is not needed
         return merged if has_start and self._parked.adopt(merged, holder, hit.n_tokens) else None
 
-    def _put_back(self, holder: int, saved: SavedPrefix) -> bool:
+    def _put_back(self, holder: int, hit: TierHit) -> bool:
+        """False where there is no room, and where the engine refuses the copy, which is of no use then."""
         try:
-            return self._engine.restore(holder, saved.state)
+            return self._engine.restore(holder, hit.saved.state)
         except EngineDown:
             raise
         except EngineError as error:
             _logger.warning("a saved prefix cannot be restored: %s", error)
+            self._tiers.discard(hit)
             return False
 
     def _count(self, n_tokens: int, *, is_from_disk: bool) -> None:

@@ -57,9 +57,6 @@ class SavedIndex(Generic[CopyT]):
         """Those used longest ago first."""
         return iter(self._by_use)
 
-    def __contains__(self, copy: CopyT) -> bool:
-        return copy in self._by_use
-
     def add(self, copy: CopyT) -> None:
         """Add a copy, as the one used last."""
         copies = self._sorted.setdefault(copy.scope, [])
@@ -120,13 +117,29 @@ class SavedIndex(Generic[CopyT]):
             and common_prefix(copy.tokens, tokens) == len(copy.tokens)
         ]
 
-    def best(self, scope: str, tokens: array[int], n_have: int, limit: int) -> Found[CopyT] | None:
-        """The copy that gives a prompt that has ``n_have`` tokens most of its first ``limit``; of equal ones that which
-        has the fewest positions. It is not marked as used."""
+    def goes_on(self, scope: str, tokens: array[int], start: int) -> bool:
+        """Whether a copy begins behind ``start`` within these tokens, or at their end, and goes on beyond them."""
+        copies = self._sorted.get(scope, [])
+        n_tokens = len(tokens)
+        for at in range(_position(copies, tokens), len(copies)):
+            copy = copies[at]
+            if len(copy.tokens) < n_tokens or common_prefix(copy.tokens, tokens) < n_tokens:
+                return False  # those that begin with the tokens stand side by side
+            if start < copy.start <= n_tokens < len(copy.tokens):
+                return True
+        return False
+
+    def best(
+        self, scope: str, tokens: array[int], n_have: int, limit: int, least_gain: int | None = None
+    ) -> Found[CopyT] | None:
+        """The copy that gives a prompt that has ``n_have`` tokens most of its first ``limit``, and at least
+        ``least_gain`` (None: ``fewest_gained``); of equal ones that which has the fewest positions. It is not marked as
+        used."""
         copies = self._sorted.get(scope, [])
         middle = _position(copies, tokens)
         best: Found[CopyT] | None = None
-        fewest = n_have + fewest_gained(n_have)
+        least = fewest_gained(n_have) if least_gain is None else least_gain
+        fewest = n_have + least
         for side in (range(middle, len(copies)), range(middle - 1, -1, -1)):
             for at in side:
                 copy = copies[at]
@@ -135,7 +148,9 @@ class SavedIndex(Generic[CopyT]):
                 n_tokens = min(limit, common_prefix(copy.tokens, tokens))
                 if n_tokens < fewest:
                     break
-                if self._is_of_use(copy, n_have, n_tokens) and (best is None or _is_better(copy, n_tokens, best)):
+                if self._is_of_use(copy, n_have, n_tokens, least) and (
+                    best is None or _is_better(copy, n_tokens, best)
+                ):
                     best = Found(copy, n_tokens)
                     fewest = n_tokens
         return best
@@ -151,9 +166,10 @@ class SavedIndex(Generic[CopyT]):
             return end == outer_end and start == outer_start
         return end - outer_start >= MIN_KEEP * (outer_end - outer_start)
 
-    def _is_of_use(self, copy: CopyT, n_have: int, n_tokens: int) -> bool:
+    def _is_of_use(self, copy: CopyT, n_have: int, n_tokens: int, least_gain: int) -> bool:
         end = len(copy.tokens)
-        return is_worth_restoring(copy.start, end, n_have, n_tokens) and (self._can_trim or n_tokens == end)
+        is_worth_it = is_worth_restoring(copy.start, end, n_have, n_tokens, least_gain)
+        return is_worth_it and (self._can_trim or n_tokens == end)
 
 
 def _is_better(copy: CopyT, n_tokens: int, than: Found[CopyT]) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from llamaserve.engine.port import SavedState
 
 MIN_TOKENS = 32
-"""Fewest tokens a copy is made of, and brought back for: computing less is cheap (requirements 1.1)."""
+"""Fewest tokens a copy is made of, and brought back for: computing less is cheap (requirements 1.1). It may be fewer
+where another copy goes on behind them, which is of no use without."""
 
 MIN_KEEP = 0.25
 """Smallest part of a copy that must be of use for it to be restored (requirements 1.1, 1.4)."""
@@ -65,12 +66,13 @@ def fewest_gained(n_have: int) -> int:
     return MIN_TOKENS if n_have else 1
 
 
-def is_worth_restoring(start: int, end: int, n_have: int, n_tokens: int) -> bool:
+def is_worth_restoring(start: int, end: int, n_have: int, n_tokens: int, least_gain: int | None = None) -> bool:
     """Whether to restore a copy of positions ``start`` to ``end`` for a prompt that has its first ``n_have`` tokens and
     would have ``n_tokens``.
 
-    It must join on to what is there, bring at least MIN_TOKENS (one, where there is nothing), and at least MIN_KEEP of
-    it must be tokens of the prompt.
+    It must join on to what is there, bring at least ``least_gain`` tokens (None: ``fewest_gained``), and at least
+    MIN_KEEP of it must be tokens of the prompt.
     """
     gain = n_tokens - n_have
-    return start <= n_have and gain >= fewest_gained(n_have) and n_tokens - start >= MIN_KEEP * (end - start)
+    least = fewest_gained(n_have) if least_gain is None else least_gain
+    return start <= n_have and gain >= least and n_tokens - start >= MIN_KEEP * (end - start)

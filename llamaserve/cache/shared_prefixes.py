@@ -307,13 +307,9 @@ class SharedPrefixes:
 
     def gauges(self) -> PrefixGauges:
         """Numbers as they are now."""
-        return PrefixGauges(
+        return self._tiers.gauges(
             parked_sequences=self._parked.n_parked,
             parked_cells=self._index.n_cells_idle,
-            ram_entries=self._tiers.ram_entries,
-            ram_bytes=self._tiers.ram_bytes,
-            disk_entries=self._tiers.disk_entries,
-            disk_bytes=self._tiers.disk_bytes,
             shares=True,
         )
 

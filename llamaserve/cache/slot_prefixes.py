@@ -58,9 +58,10 @@ class SlotPrefixes:
         self._tiers = tiers
         self._similarity = similarity
         self._n_ctx = info.n_ctx
+        self._n_ctx_seq = info.n_ctx_seq
         self._is_one_pool = info.n_slots * info.n_ctx_seq > info.n_ctx
         self._cells = SlotCells(
-            engine, tiers, self.counters, checkpoint_bytes=checkpoint_bytes, make_room=self.make_room
+            engine, tiers, self.counters, checkpoint_bytes=checkpoint_bytes, make_room=self._make_room_in
         )
         self._slots = [_Slot() for _ in range(info.n_slots)]
         self._sessions: dict[SessionKey, int] = {}
@@ -154,10 +155,13 @@ class SlotPrefixes:
             self._compared = (prompt, {})
         known = self._compared[1]
         if seq_id not in known:
-            tokens = self._cells.tokens(seq_id)
-            is_ours = len(tokens) > 0 and self._cells.scope(seq_id) == prompt.scope
-            known[seq_id] = common_prefix(prompt.tokens, tokens, limit=prompt.n_reusable) if is_ours else 0
+            known[seq_id] = self._compare(seq_id, prompt)
         return known[seq_id]
+
+    def _compare(self, seq_id: int, prompt: Prompt) -> int:
+        tokens = self._cells.tokens(seq_id)
+        is_ours = len(tokens) > 0 and self._cells.scope(seq_id) == prompt.scope
+        return common_prefix(prompt.tokens, tokens, limit=prompt.n_reusable) if is_ours else 0
 
     def _n_usable(self, seq_id: int, prompt: Prompt) -> int:
         return self._cells.n_usable(seq_id, self._n_common(seq_id, prompt))
@@ -189,6 +193,7 @@ class SlotPrefixes:
         slot = self._slots[seq_id]
         prompt, slot.prompt = slot.prompt, None
         slot.n_computed = 0
+        self._cells.give_back(seq_id)
         self._use(seq_id)
         keeps = prompt is not None and prompt.is_cached and tokens is not None and len(tokens) > 0
         self._engine.close(seq_id, keep=keeps)
@@ -212,6 +217,7 @@ class SlotPrefixes:
         slot = self._slots[seq_id]
         slot.prompt = None
         slot.n_computed = 0
+        self._cells.give_back(seq_id)
         self._cells.lost(seq_id)
         self._use(seq_id)
 
@@ -238,6 +244,21 @@ class SlotPrefixes:
             self._cells.empty(seq_id)
             self._compared = None
         return self._n_free >= n_cells
+
+    def _make_room_in(self, seq_id: int, n_cells: int) -> bool:
+        """As ``SlotCells`` wants it."""
+        if n_cells > self._n_ctx_seq or not self._is_one_pool:
+            return n_cells <= self._n_ctx_seq
+        n_wanted = n_cells - len(self._cells.tokens(seq_id))
+        others = [other for other in self.purge_order() if other != seq_id]
+        if self._n_free + sum(len(self._cells.tokens(other)) for other in others) < n_wanted:
+            return False
+        for other in others:
+            if self._n_free >= n_wanted:
+                break
+            self._cells.empty(other)
+            self._compared = None
+        return True
 
     @property
     def _n_free(self) -> int:
@@ -276,16 +297,16 @@ class SlotPrefixes:
 
     def prefetch(self, request_id: str, prompt: Prompt, done: Callable[[], None]) -> None:
         """Read what only the disk has of the prompt."""
-        if prompt.is_cached:
-            n_held = max(self._n_usable(seq_id, prompt) for seq_id in range(len(self._slots)))
-            self._tiers.prefetch(request_id, prompt, n_held, done)
+        if prompt.is_cached and self._tiers.has_disk:
+            usable = [self._cells.n_usable(seq_id, self._compare(seq_id, prompt)) for seq_id in self._kept()]
+            self._tiers.prefetch(request_id, prompt, max(usable, default=0), done)
 
     def is_fetching(self, request_id: str) -> bool:
         """Whether the disk is being read for it."""
         return self._tiers.is_fetching(request_id)
 
     def drop_fetch(self, request_id: str) -> None:
-        """It was cancelled."""
+        """It has begun, or was cancelled."""
         self._tiers.drop_fetch(request_id)
 
     # The end, and looking in.
@@ -293,6 +314,7 @@ class SlotPrefixes:
     def clear(self) -> None:
         """The engine is down."""
         for seq_id, slot in enumerate(self._slots):
+            self._cells.give_back(seq_id)
             self._cells.lost(seq_id)
             slot.prompt = slot.session = None
             slot.n_computed = 0
@@ -308,13 +330,9 @@ class SlotPrefixes:
     def gauges(self) -> PrefixGauges:
         """Numbers as they are now."""
         lengths = [len(self._cells.tokens(seq_id)) for seq_id in self._kept()]
-        return PrefixGauges(
+        return self._tiers.gauges(
             parked_sequences=len(lengths),
             parked_cells=sum(lengths),
-            ram_entries=self._tiers.ram_entries,
-            ram_bytes=self._tiers.ram_bytes,
-            disk_entries=self._tiers.disk_entries,
-            disk_bytes=self._tiers.disk_bytes,
             shares=False,
         )
 
@@ -324,8 +342,9 @@ class SlotPrefixes:
         for seq_id, slot in enumerate(self._slots):
             n_tokens = slot.n_computed or len(self._cells.tokens(seq_id))
             if n_tokens:
-                session = None if slot.session is None else slot.session[1]
-                found.append(Holder(seq_id, n_tokens, 0, session, is_parked=slot.prompt is None))
+                session = slot.session  # read once: it may change meanwhile
+                name = None if session is None else session[1]
+                found.append(Holder(seq_id, n_tokens, 0, name, is_parked=slot.prompt is None))
         return found
 
 

@@ -292,6 +292,7 @@ class Scheduler:
         request_id = work.request.request_id
         try:
             work.reuse(self._prefixes.enter(slot.seq_id, work.prompt))
+            self._prefixes.drop_fetch(request_id)
             work.piece_ends = self._prefixes.piece_ends(work.prompt)
             self._engine.open(SequenceSpec(slot.seq_id, work.request.sampling, penalty_history(work.request)))
         except EngineDown:

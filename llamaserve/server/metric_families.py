@@ -169,6 +169,15 @@ def _prefix_gauges(prefix: PrefixGauges) -> Iterator[Metric]:
     yield _gauge("llamaserve_prefix_ram_bytes", "What they take.", prefix.ram_bytes)
     yield _gauge("llamaserve_prefix_disk_entries", "Copies of prefixes on disk.", prefix.disk_entries)
     yield _gauge("llamaserve_prefix_disk_bytes", "What they take.", prefix.disk_bytes)
+    events = {
+        "written": prefix.disk_written,
+        "fetched": prefix.disk_fetched,
+        "evicted": prefix.disk_evicted,
+        "refused": prefix.disk_refused,
+        "bad": prefix.disk_bad_files,
+    }
+    files = CounterMetricFamily("llamaserve_prefix_disk_files_total", "Files of the disk tier.", labels=["event"])
+    yield _labelled(files, events)
 
 
 def llama_server_families(stats: SchedulerStats) -> Iterator[Metric]:

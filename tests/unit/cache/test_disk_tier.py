@@ -27,7 +27,7 @@ from tests.unit.cache.disk import (
     make_tier,
     store,
 )
-from tests.unit.cache.saved import BYTES_PER_TOKEN, BytesState, make_saved, state_bytes, token_ids
+from tests.unit.cache.saved import BytesState, make_saved, state_bytes, token_ids
 
 TEXT = range(1000, 1100)
 
@@ -141,7 +141,7 @@ def test_the_files_never_take_more_than_the_budget(
     tier = make_tier(folder, max_bytes)
     for index, n_tokens in sizes:
         saved = make_saved(other_tokens(index, n_tokens))
-        is_wanted = tier.wants("", saved.tokens, 0, saved.state.n_bytes)
+        is_wanted = tier.wants("", saved.tokens, 0) and file_size(n_tokens) <= max_bytes
         assert tier.put(saved) == is_wanted
         assert tier.flush(PATIENCE_S)
         assert not is_wanted or best(tier, saved.tokens) is not None
@@ -161,18 +161,42 @@ def test_a_smaller_budget_after_a_restart_deletes_the_oldest(folder: Path) -> No
 
 
 def test_wants_has_the_rules_of_the_ram_tier(folder: Path) -> None:
-    """S36: the size is asked before anything is copied."""
+    """S36: asked before anything is copied."""
     tier = make_tier(folder, file_size(100))
-    n_bytes = 100 * BYTES_PER_TOKEN
     tokens = token_ids(TEXT)
-    assert tier.wants("", tokens, 0, n_bytes)
-    assert not tier.wants("", tokens, 0, n_bytes + 1)
-    assert not tier.wants("", tokens, 69, 1)
+    assert tier.wants("", tokens, 0)
+    assert not tier.put(make_saved(other_tokens(0, 101))), "it alone is over the budget"
     store(tier, make_saved(TEXT))
-    assert not tier.wants("", tokens[:90], 0, 1), "covered"
+    assert not tier.wants("", tokens[:90], 0), "covered"
     assert not tier.put(make_saved(TEXT))
-    assert tier.wants("other", tokens, 0, 1)
+    assert tier.wants("other", tokens, 0)
     tier.close()
+
+
+def test_a_file_that_goes_on_behind_some_tokens_is_known(tier: DiskTier) -> None:
+    store(tier, make_saved(TEXT, 50))
+    assert tier.goes_on("", token_ids(TEXT[:50]), 40)
+    assert not tier.goes_on("", token_ids(TEXT[:49]), 40)
+    assert not tier.goes_on("other", token_ids(TEXT[:50]), 40), "K40"
+
+
+def test_what_nobody_wants_any_more_is_not_read(tier: DiskTier) -> None:
+    store(tier, make_saved(TEXT))
+    hit = best(tier, TEXT)
+    assert hit is not None
+    answers: queue.SimpleQueue[FetchedState | None] = queue.SimpleQueue()
+    tier.fetch(hit, answers.put, lambda: False)
+    assert answers.get(timeout=PATIENCE_S) is None
+    assert tier.counters.fetched == 0
+    assert fetched(tier, hit) is not None
+
+
+def test_a_disk_that_hangs_holds_up_the_end_no_longer_than_it_may(tier: DiskTier) -> None:
+    """Both threads together: here the writing one never ends by itself."""
+    held = held_up(tier)
+    tier.close(0.05)
+    assert not held.is_released.is_set()
+    held.is_released.set()
 
 
 def test_a_longer_copy_takes_the_place_of_those_it_stands_in_for(tier: DiskTier, folder: Path) -> None:
@@ -294,7 +318,7 @@ def test_no_more_states_wait_to_be_written_than_their_bytes_allow(folder: Path) 
     held = held_up(tier)
     assert tier.put(make_saved(other_tokens(1)))
     third = make_saved(other_tokens(2))
-    assert not tier.wants("", third.tokens, 0, third.state.n_bytes)
+    assert not tier.wants("", third.tokens, 0)
     assert not tier.put(third)
     assert tier.counters.refused == 1
     assert not tier.flush(0.0)
@@ -362,7 +386,7 @@ def test_a_closed_tier_has_and_takes_nothing_and_answers_everybody(folder: Path)
     tier.close()
     assert not tier.is_on
     assert best(tier, TEXT) is None
-    assert not tier.wants("", token_ids(other_tokens(2)), 0, 1)
+    assert not tier.wants("", token_ids(other_tokens(2)), 0)
     assert not tier.put(make_saved(other_tokens(2)), 0.01)
     assert fetched(tier, hit) is None
     assert [path.suffix for path in folder.iterdir()] == [".prefix"], "no temporary file is left"

@@ -359,7 +359,7 @@ def test_a_disk_that_is_full_or_broken_turns_the_tier_off_with_one_warning(
     assert (tier.n_entries, tier.n_bytes) == (0, 0)
     assert best(tier, text(0)) is None
     assert fetched(tier, hit) is None
-    assert not tier.wants("", token_ids(text(5)), 0, 1)
+    assert not tier.wants("", token_ids(text(5)), 0)
     assert not tier.put(make_saved(text(5)))
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamaserve.cache.ram_tier import RamTier
-from llamaserve.cache.saved_prefix import MIN_KEEP, MIN_TOKENS, SavedPrefix, is_worth_restoring
-from tests.unit.cache.saved import BYTES_PER_TOKEN, BytesState, make_saved, size_of, token_ids
+from llamaserve.cache.saved_prefix import MIN_KEEP, SavedPrefix, is_worth_restoring
+from tests.unit.cache.saved import BytesState, make_saved, size_of, token_ids
 
 LARGE = 1 << 30
 SYSTEM = range(1000, 1100)
@@ -28,11 +28,10 @@ def other_tokens(index: int, n_tokens: int = 100) -> range:
     return range(10_000 * (index + 1), 10_000 * (index + 1) + n_tokens)
 
 
-def test_a_tier_without_budget_wants_nothing_and_has_nothing() -> None:
+def test_a_tier_without_budget_takes_nothing_and_has_nothing() -> None:
     """S33"""
     tier = RamTier(0)
     saved = make_saved(SYSTEM)
-    assert not tier.wants("", saved.tokens, 0, 1)
     assert tier.put(saved) == [saved]
     assert (tier.n_entries, tier.n_bytes) == (0, 0)
     assert best(tier, SYSTEM) is None
@@ -53,15 +52,6 @@ def test_what_was_put_is_found_again_as_it_was() -> None:
     assert best(tier, [*SYSTEM, 5]) == (saved, 100), "a restored copy stays"
 
 
-def test_a_state_that_does_not_fit_is_not_wanted_before_it_is_copied() -> None:
-    """S36: its tokens count too."""
-    tokens = token_ids(SYSTEM)
-    tier = RamTier(size_of(100))
-    n_bytes = 100 * BYTES_PER_TOKEN
-    assert tier.wants("", tokens, 0, n_bytes)
-    assert not tier.wants("", tokens, 0, n_bytes + 1)
-
-
 def test_what_alone_is_over_the_budget_is_handed_back_and_displaces_nothing() -> None:
     """S37"""
     tier = RamTier(size_of(100))
@@ -71,25 +61,16 @@ def test_what_alone_is_over_the_budget_is_handed_back_and_displaces_nothing() ->
     assert tier.entries() == (small,)
 
 
-def test_fewer_than_32_tokens_are_not_worth_a_copy() -> None:
-    tier = RamTier(LARGE)
-    tokens = token_ids(SYSTEM)
-    assert tier.wants("", tokens, 100 - MIN_TOKENS, 1)
-    assert not tier.wants("", tokens, 101 - MIN_TOKENS, 1)
-    assert tier.put(make_saved(SYSTEM, 101 - MIN_TOKENS)) == []
-    assert tier.n_entries == 0
-
-
 def test_what_another_copy_has_is_not_wanted() -> None:
     tier = RamTier(LARGE)
     tier.put(make_saved(SYSTEM, 20))
-    assert not tier.wants("", token_ids(SYSTEM), 20, 1)
-    assert not tier.wants("", token_ids(SYSTEM), 40, 1)
-    assert not tier.wants("", token_ids(SYSTEM)[:90], 20, 1)
-    assert tier.wants("", token_ids(SYSTEM), 19, 1), "it begins earlier"
-    assert tier.wants("", token_ids(SYSTEM, [1]), 20, 1), "it is longer"
-    assert tier.wants("", token_ids(SYSTEM[:90], [1]), 20, 1), "its last token differs"
-    assert tier.wants("other", token_ids(SYSTEM), 20, 1), "K40"
+    assert tier.has("", token_ids(SYSTEM), 20)
+    assert tier.has("", token_ids(SYSTEM), 40)
+    assert tier.has("", token_ids(SYSTEM)[:90], 20)
+    assert not tier.has("", token_ids(SYSTEM), 19), "it begins earlier"
+    assert not tier.has("", token_ids(SYSTEM, [1]), 20), "it is longer"
+    assert not tier.has("", token_ids(SYSTEM[:90], [1]), 20), "its last token differs"
+    assert not tier.has("other", token_ids(SYSTEM), 20), "K40"
 
 
 def test_a_copy_that_could_not_be_restored_in_its_place_stands_in_for_nothing() -> None:
@@ -98,8 +79,8 @@ def test_a_copy_that_could_not_be_restored_in_its_place_stands_in_for_nothing() 
     long = other_tokens(0, 400)
     tier.put(make_saved(long))
     assert best(tier, long[:99]) is None
-    assert tier.wants("", token_ids(long[:99]), 0, 1)
-    assert not tier.wants("", token_ids(long[:100]), 0, 1)
+    assert not tier.has("", token_ids(long[:99]), 0)
+    assert tier.has("", token_ids(long[:100]), 0)
     tier.put(make_saved(long[:99]))
     assert tier.n_entries == 2
 
@@ -211,10 +192,10 @@ def test_memory_that_cannot_be_trimmed_takes_whole_states_only() -> None:
     long, short = make_saved(other_tokens(0, 200)), make_saved(other_tokens(0, 120))
     tier.put(long)
     assert best(tier, long.tokens[:150]) is None
-    assert tier.wants("", short.tokens, 0, 1)
+    assert not tier.has("", short.tokens, 0)
     tier.put(short)
     assert tier.n_entries == 2, "none stands in for the other"
-    assert not tier.wants("", short.tokens, 0, 1)
+    assert tier.has("", short.tokens, 0)
     assert best(tier, [*long.tokens[:150], 1]) == (short, 120)
     assert best(tier, [*long.tokens, 1]) == (long, 200)
     assert best(tier, long.tokens, limit=199) == (short, 120)
@@ -229,8 +210,6 @@ def test_a_discarded_copy_is_gone_and_may_be_discarded_twice() -> None:
     tier.discard(first)
     assert tier.entries() == (second,)
     assert tier.n_bytes == size_of(100)
-    tier.clear()
-    assert (tier.n_entries, tier.n_bytes) == (0, 0)
 
 
 def test_a_state_that_does_not_belong_to_its_tokens_is_refused() -> None:
@@ -238,6 +217,30 @@ def test_a_state_that_does_not_belong_to_its_tokens_is_refused() -> None:
         SavedPrefix("", token_ids(SYSTEM), 0, BytesState(b"x", 0, 99))
     with pytest.raises(ValueError, match="start is 100: it must be 0 to 99"):
         SavedPrefix("", token_ids(SYSTEM), 100, BytesState(b"x", 100, 100))
+
+
+def test_a_copy_that_goes_on_behind_some_tokens_is_known() -> None:
+    """Without them it cannot be reached."""
+    tier = RamTier(LARGE)
+    text = other_tokens(0, 300)
+    tier.put(make_saved(text, 180))
+    tier.put(make_saved([*text[:180], 1, 2]))
+    assert tier.goes_on("", token_ids(text[:180]), 160)
+    assert tier.goes_on("", token_ids(text[:200]), 170), "it begins among them"
+    assert not tier.goes_on("", token_ids(text[:200]), 180), "it begins where they begin"
+    assert not tier.goes_on("", token_ids(text[:179]), 160), "there is a gap"
+    assert not tier.goes_on("", token_ids(text), 290), "it ends with them"
+    assert not tier.goes_on("", token_ids(text[:179], [1]), 160), "it is of another text"
+    assert not tier.goes_on("other", token_ids(text[:180]), 160), "K40"
+
+
+def test_a_few_tokens_are_found_when_that_is_asked_for() -> None:
+    tier = RamTier(LARGE)
+    piece = make_saved(SYSTEM[:70], 50)
+    tier.put(piece)
+    assert best(tier, SYSTEM, n_have=50) is None
+    hit = tier.best("", token_ids(SYSTEM), 50, LARGE, least_gain=1)
+    assert hit == (piece, 70)
 
 
 @st.composite
@@ -293,10 +296,9 @@ def test_the_budget_holds_and_lookups_find_what_looking_at_all_copies_finds(
     tier = RamTier(max_bytes, can_trim=can_trim)
     entries: list[SavedPrefix] = []  # those used longest ago first
     for saved, n_have, limit in orders:
-        is_wanted = tier.wants(saved.scope, saved.tokens, saved.start, saved.state.n_bytes)
         is_covered = any(stands_in(entry, saved, can_trim=can_trim) for entry in entries)
-        is_long = saved.end - saved.start >= MIN_TOKENS
-        assert is_wanted == (saved.n_bytes <= max_bytes and is_long and not is_covered)
+        assert tier.has(saved.scope, saved.tokens, saved.start) == is_covered
+        is_wanted = saved.n_bytes <= max_bytes and not is_covered
         evicted = tier.put(saved)
         if is_wanted:
             entries = [entry for entry in entries if not stands_in(saved, entry, can_trim=can_trim)]

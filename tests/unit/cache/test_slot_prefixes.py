@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llamaserve._hot import common_prefix
-from llamaserve.cache import slot_prefixes
+from llamaserve.cache import slot_cells, slot_prefixes
 from llamaserve.cache.disk_tier import DiskTier
 from llamaserve.cache.prompt import Prompt
 from llamaserve.engine.fake import FakeEngine
@@ -582,6 +582,86 @@ def test_a_copy_makes_room_for_itself_among_idle_slots() -> None:
     assert rig.memory.counters.evictions == 2
 
 
+def test_without_room_for_a_copy_neither_the_copy_nor_what_the_slot_holds_is_lost() -> None:
+    """Others hold the cells now; the copy comes back when they have left."""
+    rig = Rig(WindowEngine(n_ctx=200), ram_bytes=10_000)
+    first = rig.ask(text(90), session="s")
+    rig.memory.leave(first.seq_id, None)
+    beginning = rig.ask(first.tokens[:40], session="s", n_drawn=1)
+    others = [rig.begin(Prompt(text(60, seed))) for seed in (1, 2)]
+    for seq_id in others:
+        rig.feed(seq_id)
+    assert beginning.seq_id not in others
+    seq_id = rig.begin(Prompt(first.tokens + text(3), session="s"))
+    assert (seq_id, rig.held[seq_id]) == (beginning.seq_id, 40), "its own"
+    assert (rig.memory.counters.restores, rig.memory.gauges().ram_entries) == (0, 1)
+    for busy in (seq_id, *others):
+        rig.end(busy, keep=False)
+    assert rig.ask(first.tokens + text(3), session="s").n_held == len(first.tokens)
+    assert rig.memory.counters.restores == 1
+
+
+def test_a_copy_the_engine_has_no_room_for_after_all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have less room than the books say."""
+    rig = Rig(ram_bytes=10_000)
+    first = rig.ask(text(60), session="s")
+    rig.memory.leave(first.seq_id, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.engine, "restore", lambda *_: False)
+        assert rig.ask(first.tokens + text(3), session="s").n_held == 0
+        assert rig.memory.gauges().ram_entries == 1
+    rig.memory.leave(first.seq_id, None)
+    assert rig.ask(first.tokens + text(3), session="t").n_held >= len(first.tokens)
+
+
+def test_a_slot_is_copied_where_enough_of_it_would_be_lost() -> None:
+    """The copy is of all it holds: to save a few tokens of a long text it costs more than it is worth."""
+    rig = Rig(ram_bytes=100_000)
+    first = rig.ask(text(395), session="s")
+    rig.ask(first.tokens[:310] + text(5, 1), session="s")
+    assert rig.memory.counters.saves == 0, "90 of 400"
+    rig.ask(text(200, 2), session="s")
+    assert rig.memory.counters.saves == 1
+
+
+def test_a_large_copy_is_made_only_while_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_cells, "MOST_TO_COPY", 80)
+    rig = Rig(ram_bytes=100_000)
+    large, small = rig.ask(text(95, 1), session="a"), rig.ask(text(40, 2), session="b")
+    busy = rig.begin(Prompt(text(61, 3)))
+    assert busy not in (large.seq_id, small.seq_id)
+    rig.memory.leave(large.seq_id, None)
+    assert rig.memory.counters.saves == 0
+    rig.memory.leave(small.seq_id, None)
+    assert rig.memory.counters.saves == 1
+    rig.feed(busy)
+    rig.end(busy, keep=False)
+    rig.ask(large.tokens, session="a")
+    rig.memory.leave(large.seq_id, None)
+    assert rig.memory.counters.saves == 2
+
+
+def test_without_a_disk_a_prompt_that_waits_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.ask(text(60))
+    monkeypatch.setattr(slot_prefixes, "common_prefix", lambda *_, **__: pytest.fail("compared"))
+    rig.memory.prefetch("r", Prompt(text(69)), lambda: None)
+
+
+def test_a_prompt_that_comes_to_wait_does_not_have_another_compared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K45."""
+    rig = Rig(disk=_disk(tmp_path, can_trim=True))
+    rig.ask(text(60))
+    prompt = Prompt(text(69))
+    seq_id = rig.memory.choose_slot(prompt, rig.idle)
+    rig.memory.prefetch("r", Prompt(text(30)), lambda: None)
+    monkeypatch.setattr(slot_prefixes, "common_prefix", lambda *_, **__: pytest.fail("compared"))
+    assert rig.memory.enter(seq_id, prompt) == 60
+    rig.memory.close()
+
+
 def test_a_restart_brings_back_what_was_on_disk(rig: Rig, tmp_path: Path) -> None:
     """S75."""
     before = Rig(rig.engine, disk=_disk(tmp_path, can_trim=_is_kv(rig)))
@@ -672,6 +752,27 @@ def test_slots_in_use_and_idle_ones_are_told_apart() -> None:
     assert holders == [(0, 65, "s", True), (1, 20, None, False)]
     gauges = rig.memory.gauges()
     assert (gauges.parked_sequences, gauges.parked_cells) == (1, 65)
+
+
+def test_a_session_that_ends_while_slots_are_looked_at_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any thread may look."""
+    rig = Rig()
+    rig.ask(text(60), session="s")
+    answers = iter([("", "s"), None])
+
+    class Changing(slot_prefixes._Slot):
+        __slots__ = ()
+
+        @property
+        def session(self) -> tuple[str, str] | None:
+            return next(answers)
+
+        @session.setter
+        def session(self, _: object) -> None:
+            pass
+
+    monkeypatch.setattr(rig.memory, "_slots", [Changing()])
+    assert [holder.session for holder in rig.memory.holders()] == ["s"]
 
 
 def test_it_needs_an_idle_slot() -> None:
