@@ -12,7 +12,7 @@ from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
 from llamaserve.scheduler.admission import check_request, has_place
 from llamaserve.scheduler.finish import finish_reason
 from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
-from llamaserve.scheduler.tick_policy import StepKind, choose_step_kind, prompt_budget
+from llamaserve.scheduler.tick_policy import StepKind, choose_step, choose_step_kind, prompt_budget
 
 INFO = FakeEngine(n_ctx=16).info
 
@@ -114,6 +114,66 @@ def test_a_step_is_mixed_or_gives_turns(
         n_decoding=n_decoding, n_prefilling=n_prefilling, mixed_step=mixed_step, last_kind=last_kind
     )
     assert kind is expected
+
+
+def run_choices(
+    n_steps: int, *, n_begun: int, n_new: int, interval: int, mixed_step: bool = False
+) -> list[StepKind | None]:
+    """The kinds of steps while two streams decode and the same prompts go on waiting."""
+    kinds: list[StepKind | None] = []
+    last_kind, count = StepKind.DECODE, 0
+    for _ in range(n_steps):
+        kind, count = choose_step(
+            n_decoding=2,
+            n_begun=n_begun,
+            n_new=n_new,
+            mixed_step=mixed_step,
+            grant_interval=interval,
+            last_kind=last_kind,
+            n_decode_steps=count,
+        )
+        last_kind = kind or last_kind
+        kinds.append(kind)
+    return kinds
+
+
+def test_where_steps_are_not_mixed_a_prompt_in_pieces_has_one_after_each_interval() -> None:
+    """T12, K105."""
+    kinds = run_choices(170, n_begun=1, n_new=0, interval=16)
+    assert kinds[:17] == [StepKind.DECODE] * 16 + [StepKind.PROMPT]
+    assert kinds.count(StepKind.PROMPT) == 10
+    assert set(run_choices(100, n_begun=1, n_new=0, interval=0)) == {StepKind.DECODE}
+
+
+def test_where_steps_are_not_mixed_new_prompts_begin_at_once_and_streams_have_every_second_step() -> None:
+    """K9: however many prompts come that end with their first token."""
+    kinds = run_choices(100, n_begun=0, n_new=3, interval=16)
+    assert kinds == [StepKind.PROMPT, StepKind.DECODE] * 50
+
+
+def test_a_prompt_in_pieces_keeps_its_grants_and_new_ones_wait_for_them() -> None:
+    """T15: whose turn a grant is, the order of prompts says."""
+    kinds = run_choices(170, n_begun=1, n_new=3, interval=16)
+    assert kinds.count(StepKind.PROMPT) == 10
+
+
+@pytest.mark.parametrize(("n_begun", "n_new"), [(1, 0), (0, 1), (2, 2)])
+def test_mixed_steps_have_all_rows_and_pieces_at_once(n_begun: int, n_new: int) -> None:
+    """T14."""
+    assert set(run_choices(50, n_begun=n_begun, n_new=n_new, interval=16, mixed_step=True)) == {StepKind.MIXED}
+
+
+@pytest.mark.parametrize("mixed_step", [True, False])
+@pytest.mark.parametrize("last_kind", list(StepKind))
+def test_without_streams_a_prompt_always_goes_on_and_without_anything_there_is_no_step(
+    mixed_step: bool, last_kind: StepKind
+) -> None:
+    common = {"mixed_step": mixed_step, "grant_interval": 16, "last_kind": last_kind, "n_decode_steps": 3}
+    prompt_kind = StepKind.MIXED if mixed_step else StepKind.PROMPT
+    for n_begun, n_new in ((1, 0), (0, 1)):
+        assert choose_step(n_decoding=0, n_begun=n_begun, n_new=n_new, **common) == (prompt_kind, 0)  # type: ignore[arg-type]  # the values have the parameters' types
+    assert choose_step(n_decoding=0, n_begun=0, n_new=0, **common) == (None, 0)  # type: ignore[arg-type]  # as above
+    assert choose_step(n_decoding=1, n_begun=0, n_new=0, **common) == (StepKind.DECODE, 0)  # type: ignore[arg-type]  # as above
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,208 @@
+"""What a step costs in seconds, learned from the steps that ran. Scheduler thread only; has no clock.
+
+A step's time is modelled as
+
+    time(decode rows + prompt tokens) + cell_s * attended cells
+
+``time`` is no line: a machine may compute pieces of 16 tokens at the rate of 512 and lose a third at 8. It is a table
+over size classes (1, 2, 3-4, 5-8, 9-16, ...): a class keeps recent means of what its steps held and took, and between
+these means the table is straight (``time_table``).
+
+Against steps that took long because the machine was busy: a step counts as at most 1.5 times of what was expected, a
+much faster one is believed at once.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from typing import NamedTuple
+
+from llamaserve.scheduler.cell_cost import CellCost
+from llamaserve.scheduler.time_table import LEAST_PART, SizeClass, time_table
+
+N_CLASSES = 16
+"""Size classes; the last has all steps above 2**14 tokens."""
+MEAN_WEIGHT = 0.1
+"""Part of a class's means that the newest step makes, once it has seen 10."""
+LONG_WEIGHT = 0.005
+"""The same for the means that the cost of cells is measured from: contexts grow slowly."""
+MOST_SLOWER = 1.5
+"""A step counts at most as this multiple of the expected time."""
+MUCH_FASTER = 0.5
+"""A step below this part of the expected time shows that the means are wrong: they go half of the way."""
+FIRST_SPREAD = 0.1
+SPREAD_WEIGHT = 0.05
+MOST_SPREAD = 0.25
+"""How far off a step counts as at most, as a part of what was expected."""
+
+
+class StepShape(NamedTuple):
+    """What a step holds."""
+
+    n_rows: int
+    """Decode rows."""
+    n_prompt: int
+    """Tokens of all prompt pieces."""
+    n_attended: int
+    """Cells looked at, summed over all its tokens: each has its own position as a context."""
+
+
+def piece_cells(n_held: int, n_tokens: int) -> int:
+    """Cells that a piece of ``n_tokens`` behind ``n_held`` ones looks at."""
+    return n_tokens * n_held + n_tokens * (n_tokens + 1) // 2
+
+
+class StepCostModel:
+    """Predicts the seconds of a step; ``observe`` every step that ran to its end."""
+
+    def __init__(self) -> None:
+        self._by_class: list[SizeClass | None] = [None] * N_CLASSES
+        self._classes: list[SizeClass] = []
+        """Those that have seen a step, by size."""
+        self._cells = CellCost()
+        self._spread = FIRST_SPREAD
+        self._n_steps = 0
+        self._is_stale = True
+        self._tokens: list[float] = []
+        self._times: list[float] = []
+        """The table: seconds of so many tokens without context; neither list falls."""
+        self._cell_s = 0.0
+        self._refresh()
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from a step. One without tokens, or of 0 seconds, was not measured and teaches nothing.
+
+        Raises ValueError when ``seconds`` is negative or not finite.
+        """
+        if not 0.0 <= seconds < math.inf:
+            raise ValueError(f"a step took {seconds} seconds: it must be 0 or more, and finite")
+        n_tokens = shape[0] + shape[1]
+        if n_tokens == 0 or seconds == 0.0:
+            return
+        index = _class_of(n_tokens)
+        seen = self._by_class[index]
+        if seen is None:
+            seen = self._by_class[index] = SizeClass(n_tokens, shape[2], seconds)
+            self._classes = [known for known in self._by_class if known is not None]
+        else:
+            self._learn(seen, n_tokens, shape[2], seconds)
+        self._n_steps += 1
+        seen.seen_at = self._n_steps
+        self._is_stale = True
+
+    def seconds(self, shape: StepShape) -> float:
+        """The expected time of a step; above 0 unless it has no tokens."""
+        if self._is_stale:
+            self._refresh()
+        n_rows, n_prompt, n_attended = shape
+        n_tokens = n_rows + n_prompt
+        if n_tokens == 0:
+            return 0.0
+        return self._time(n_tokens) + self._cell_s * n_attended
+
+    @property
+    def spread(self) -> float:
+        """Mean distance between steps and what was expected of them, as a part of it: 0 to 0.25."""
+        return self._spread
+
+    @property
+    def largest_seen(self) -> float:
+        """Tokens of the largest steps observed; 0 before the first."""
+        return self._classes[-1].tokens if self._classes else 0.0
+
+    def most_tokens(self, rows: StepShape, *, n_held: int, limit_s: float) -> int:
+        """Tokens of the largest piece behind ``n_held`` ones with which a step of decode ``rows`` is expected to take
+        at most ``limit_s`` seconds; 0 when no piece is that short."""
+        if self._is_stale:
+            self._refresh()
+        n_rows, _, n_attended = rows
+        left_s = limit_s - self._cell_s * n_attended
+        tokens, times, cell_s = self._tokens, self._times, self._cell_s
+        segment, fits = 0, 0
+        for index in range(1, len(tokens)):  # the last that begins within the limit
+            size = tokens[index] - n_rows
+            if size > 0.0:
+                if times[index] + cell_s * size * (n_held + (size + 1.0) / 2) > left_s:
+                    break
+                fits = int(size)
+            segment = index
+        # Within it the time is a parabola of the size: what is left over a piece of 0 tokens, its slope and its bend.
+        token_s = self._slope(segment)
+        left_s -= times[segment] + token_s * (n_rows - tokens[segment])
+        slope = token_s + cell_s * (n_held + 0.5)
+        root = slope + math.sqrt(slope * slope + 2.0 * cell_s * max(left_s, 0.0))
+        return max(fits, int(2.0 * left_s / root + 1e-9)) if root > 0.0 else fits
+
+    def best_token_s(self, *, n_held: int) -> float:
+        """Seconds for a token of a piece behind ``n_held`` tokens, of the size for which that is least."""
+        if self._is_stale:
+            self._refresh()
+        half_cell_s = self._cell_s / 2
+        sizes = zip(self._tokens, self._times, strict=True)
+        return min([time / size + half_cell_s * size for size, time in sizes]) + self._cell_s * n_held
+
+    def token_s(self, size: int, *, n_held: int) -> float:
+        """Seconds for a token of a piece of this size, alone."""
+        if self._is_stale:
+            self._refresh()
+        return self._time(size) / size + self._cell_s * (n_held + size / 2)
+
+    def least_token_s(self, size: int, *, n_rows: int, n_held: int) -> float:
+        """``token_s``, or the least it can be where no step of about this size beside ``n_rows`` decode rows was seen:
+        such a step takes no less than a smaller one, and its tokens no less each than a larger one's."""
+        if self._is_stale:
+            self._refresh()
+        if self._by_class[_class_of(n_rows + size)] is not None:
+            return self.token_s(size, n_held=n_held)
+        above = bisect_right(self._tokens, size)
+        time = self._times[above - 1] if above else 0.0
+        if above < len(self._tokens):
+            time = max(time, self._times[above] * size / self._tokens[above])
+        return time / size + self._cell_s * (n_held + size / 2)
+
+    def _learn(self, seen: SizeClass, n_tokens: int, n_attended: int, seconds: float) -> None:
+        time = self._time(n_tokens)
+        tokens, cells = n_tokens - seen.tokens, n_attended - seen.attended
+        expected = seen.seconds + (time - self._time(seen.tokens) if tokens else 0.0) + self._cell_s * cells
+        expected = max(expected, LEAST_PART * seen.seconds)
+        taken = min(seconds, MOST_SLOWER * expected)
+        error_s = taken - expected
+        self._spread += SPREAD_WEIGHT * (min(abs(error_s) / expected, MOST_SPREAD) - self._spread)
+        seen.n_seen += 1
+        weight = max(1.0 / seen.n_seen, MEAN_WEIGHT)
+        if seconds < MUCH_FASTER * expected:
+            weight = max(weight, 0.5)
+        seen.tokens += weight * tokens
+        seen.attended += weight * cells
+        seen.seconds += weight * (taken - seen.seconds)
+        # The same against the long means, where slow growth stands out.
+        tokens, cells, more_s = n_tokens - seen.long_tokens, n_attended - seen.long_attended, taken - seen.long_seconds
+        by_cells = more_s - (time - self._time(seen.long_tokens) if tokens else 0.0)
+        self._cells.add(cells / expected, by_cells / expected, error_s / expected)
+        weight = max(1.0 / seen.n_seen, LONG_WEIGHT)
+        seen.long_tokens += weight * tokens
+        seen.long_attended += weight * cells
+        seen.long_seconds += weight * more_s
+
+    def _time(self, n_tokens: float) -> float:
+        """Seconds by size alone."""
+        index = max(bisect_right(self._tokens, n_tokens) - 1, 0)
+        return self._times[index] + self._slope(index) * (n_tokens - self._tokens[index])
+
+    def _slope(self, index: int) -> float:
+        """Seconds a token adds from a point of the table to the next; behind the last all tokens cost the same."""
+        tokens, times = self._tokens, self._times
+        if index + 1 < len(tokens):
+            return (times[index + 1] - times[index]) / (tokens[index + 1] - tokens[index])
+        return times[index] / tokens[index]
+
+    def _refresh(self) -> None:
+        """The table and the cost of a cell anew from what was seen."""
+        self._is_stale = False
+        self._cell_s = self._cells.seconds()
+        self._tokens, self._times = time_table(self._classes, self._cell_s)
+
+
+def _class_of(n_tokens: int) -> int:
+    return min((n_tokens - 1).bit_length(), N_CLASSES - 1)
