@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from llamaserve.request import Event, Failed, Finished, FinishReason, Timings
+from llamaserve.request import Event, Failed, Finished, FinishReason, TextDelta, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CompletionBuilder:
             raise event.error
         if isinstance(event, Finished):
             self._finished = event
-        else:
+        elif isinstance(event, TextDelta):
             self._texts.append(event.text)
             self._tokens.extend(event.tokens)
 

@@ -115,6 +115,10 @@ class SchedulerConfig:
 
     max_queue: int = 64
     """Requests that may wait for a slot; 0 = no limit."""
+    max_queue_tokens: int = 0
+    """Prompt tokens of all that wait for a slot; 0 = no limit. A longer prompt may wait alone."""
+    queue_aging: bool = True
+    """Whether less urgent requests get a part of the slots whatever comes; else urgent ones can starve them."""
     prefill_chunk: int = 512
     """Most prompt tokens of one sequence in a step; 0 = up to n_batch."""
     mixed_step: bool = True
@@ -127,6 +131,8 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         _check_at_least("max_queue", self.max_queue, 0)
+        _check_at_least("max_queue_tokens", self.max_queue_tokens, 0)
+        _check_type("queue_aging", self.queue_aging, bool)
         _check_at_least("prefill_chunk", self.prefill_chunk, 0)
         _check_type("mixed_step", self.mixed_step, bool)
         _check_type("lookahead", self.lookahead, bool)

@@ -13,6 +13,7 @@
     │   └── ModelNotFound
     ├── CapacityError          the input is fine, the room or the time is not
     │   ├── QueueFull
+    │   │   └── QueueTokensFull
     │   ├── ContextFull
     │   └── DeadlineExceeded
     ├── EngineError            the model or llama.cpp failed
@@ -141,9 +142,23 @@ class CapacityError(LlamaServeError):
 class QueueFull(CapacityError):
     """The admission queue is at its limit."""
 
+    retry_after_s: int = 1
+    """Seconds until a place may be free, at least 1."""
+
     def __init__(self, limit: int) -> None:
         self.limit = limit
         super().__init__(f"the request queue is full ({limit} waiting); try again later")
+
+
+class QueueTokensFull(QueueFull):
+    """The prompts that wait have as many tokens as may wait."""
+
+    def __init__(self, n_tokens: int, n_waiting: int, limit: int) -> None:
+        super().__init__(limit)
+        self.args = (
+            f"the request queue is full: {n_waiting} prompt tokens wait, {n_tokens} more would pass its limit of "
+            f"{limit}; try again later",
+        )
 
 
 class ContextFull(CapacityError):

@@ -13,7 +13,19 @@ from llamaserve.errors import BadRequest, BadSampler, LlamaServeError, shown
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back, so it is bounded
 SEED_MAX = 2**32 - 2  # 2**32 - 1 is llama.cpp's LLAMA_DEFAULT_SEED, "draw one"
-MAX_NAME_LENGTH = 256  # characters of a session's name and of a salt
+MAX_NAME_LENGTH = 256  # characters of a session's name, of a salt and of an owner's name
+
+
+class Lane(enum.Enum):
+    """How urgent a request is; in the order of urgency."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+    def at_most(self, limit: Lane) -> Lane:
+        """This lane, or ``limit`` where it is more urgent than that."""
+        return max(self, limit, key=list(Lane).index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +106,7 @@ class GenerationRequest:
     """One prompt to continue.
 
     Raises BadRequest when a field is of the wrong type, max_tokens is below 1, a stop string is empty or too long, the
-    session or the salt is too long, or a boundary is outside the prompt.
+    session, the salt or the owner is too long, or a boundary is outside the prompt.
     """
 
     request_id: str
@@ -114,6 +126,12 @@ class GenerationRequest:
     """The conversation it belongs to, 1 to 256 characters."""
     boundaries: tuple[int, ...] = ()
     """Positions of the prompt where a message ends, ascending, 1 to its length - 1."""
+    return_progress: bool = False
+    """Whether its events say how far its prompt is."""
+    priority: Lane = Lane.NORMAL
+    """How urgent it is among those that wait."""
+    owner: str = ""
+    """Whose it is, at most 256 characters: owners share the slots fairly. "" is one too."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
@@ -141,6 +159,13 @@ class GenerationRequest:
         if self.session is not None:
             _check_name("session", self.session, 1)
         _check_boundaries(self.boundaries, len(self.prompt))
+        if not isinstance(self.return_progress, bool):
+            raise BadRequest(
+                f"return_progress is {shown(self.return_progress)}: it must be True or False", "return_progress"
+            )
+        if not isinstance(self.priority, Lane):
+            raise BadRequest(f"priority is {shown(self.priority)}: it must be a Lane", "priority")
+        _check_name("owner", self.owner, 0)
 
 
 def _check_name(name: str, value: object, shortest: int) -> None:
@@ -197,6 +222,23 @@ class Timings:
         """Submission to the first token."""
         return self.queue_s + self.prefill_s
 
+    @property
+    def total_s(self) -> float:
+        """Submission to the last token."""
+        return self.ttft_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request's prompt is: once when it gets a slot, and after each piece (``return_progress``)."""
+
+    total: int
+    """Tokens of the prompt."""
+    cached: int
+    """Those of them that need not be computed for this request."""
+    computed: int
+    """Those that were computed for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
@@ -229,4 +271,4 @@ class Failed:
     error: LlamaServeError
 
 
-Event = TextDelta | Finished | Failed
+Event = TextDelta | Progress | Finished | Failed

@@ -20,7 +20,7 @@ from llamaserve.cache.prefix_memory import Holder
 from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.port import Engine, ModelInfo, Vocabulary
 from llamaserve.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDown, shown
-from llamaserve.request import Event, Failed, GenerationRequest, TextDelta
+from llamaserve.request import Event, Failed, Finished, GenerationRequest
 from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import SchedulerStats
 from llamaserve.scheduler.thread import SchedulerThread
@@ -228,12 +228,12 @@ class Service:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
         listener = _TaskListener(loop, events.put_nowait)
-        self._begin(request, listener)
+        self._begin(request, listener, timeout_s)
         timer = None
         if deadline is not None:
             timer = loop.call_later(deadline.timeout_s, self._expire, request.request_id, listener, deadline)
         try:
-            while isinstance(event := await events.get(), TextDelta):
+            while not isinstance(event := await events.get(), Finished | Failed):
                 yield event
         finally:
             if timer is not None:
@@ -257,9 +257,9 @@ class Service:
         """As ``stream``, for a plain thread; waiting blocks it."""
         deadline = None if timeout_s is None else _Deadline(timeout_s, self._clock)
         listener = _ThreadListener()
-        self._begin(request, listener)
+        self._begin(request, listener, timeout_s)
         try:
-            while isinstance(event := self._next(listener, deadline, request.request_id), TextDelta):
+            while not isinstance(event := self._next(listener, deadline, request.request_id), Finished | Failed):
                 yield event
         finally:
             self._leave(request.request_id, listener)
@@ -286,11 +286,11 @@ class Service:
         self._finalizer.detach()
         self._thread.close()
 
-    def _begin(self, request: GenerationRequest, listener: _Listener) -> None:
+    def _begin(self, request: GenerationRequest, listener: _Listener, timeout_s: float | None = None) -> None:
         # Listening starts before the request does, so that no event is missed.
         self._delivery.add(request.request_id, listener)
         try:
-            self._thread.submit(request)
+            self._thread.submit(request, timeout_s)
         except BaseException:
             self._delivery.remove(request.request_id)
             raise

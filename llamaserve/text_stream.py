@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llamaserve.completion import Usage
-from llamaserve.request import Event, Failed, Finished, FinishReason, TextDelta, Timings
+from llamaserve.request import Event, Failed, Finished, FinishReason, Progress, TextDelta, Timings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,12 +33,11 @@ class _StreamEnd:
         """Seconds; None before the end."""
         return None if self._finished is None else self._finished.timings
 
-    def _text_of(self, event: TextDelta | Finished) -> str:
+    def _text_of(self, event: TextDelta | Progress | Finished) -> str:
         """The text of an event, which may be empty."""
         if isinstance(event, Finished):
             self._finished = event
-            return ""
-        return event.text
+        return event.text if isinstance(event, TextDelta) else ""
 
 
 class TextStream(_StreamEnd):

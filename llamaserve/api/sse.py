@@ -19,7 +19,7 @@ from llamaserve.api.disconnect import cancel_and_wait, wait_for_disconnect
 from llamaserve.api.outbox import Outbox
 from llamaserve.api.silence import SilenceTimer
 from llamaserve.errors import DeadlineExceeded, LlamaServeError
-from llamaserve.request import Event, Failed, Finished, TextDelta
+from llamaserve.request import Event, Failed, Finished, Progress, TextDelta
 
 logger = logging.getLogger("llamaserve.api")
 
@@ -37,6 +37,9 @@ class EventEncoder(Protocol):
 
     def encode_text(self, delta: TextDelta) -> bytes:
         """Zero or more server-sent events."""
+
+    def encode_progress(self, progress: Progress, time_ms: float) -> bytes:
+        """One event for how far the prompt is, so many milliseconds after it was begun."""
 
     def encode_end(self, finished: Finished) -> bytes:
         """The events that end a stream well."""
@@ -87,6 +90,9 @@ class EventStreamResponse(Response):
         self._outbox = Outbox(encoder.encode_text)
         self._wake = asyncio.Event()
         self._is_ping_due = False
+        self._progress: tuple[Progress, float] | None = None
+        """The latest that nobody has read, and its milliseconds."""
+        self._prompt_begun_at: float | None = None
         self._is_over = False
         self._failure: Exception | None = None
 
@@ -127,9 +133,13 @@ class EventStreamResponse(Response):
         if self._is_over:
             return
         try:
-            if isinstance(event, TextDelta):
+            if isinstance(event, Progress):
+                self._take_progress(event)
+            elif isinstance(event, TextDelta):
+                self._add_progress()
                 self._outbox.add_text(event)
             elif isinstance(event, Finished):
+                self._add_progress()
                 self._outbox.add_event(self._encoder.encode_end(event))
                 self._is_over = True
             else:
@@ -137,6 +147,18 @@ class EventStreamResponse(Response):
         except Exception as error:  # noqa: BLE001 - the writer decides what becomes of it
             self._fail(error)
         self._wake.set()
+
+    def _take_progress(self, progress: Progress) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._prompt_begun_at is None:
+            self._prompt_begun_at = now
+        # Encoded when it is sent: only the latest matters to a client that has not read the one before.
+        self._progress = (progress, 1000 * (now - self._prompt_begun_at))
+
+    def _add_progress(self) -> None:
+        if self._progress is not None:
+            (progress, time_ms), self._progress = self._progress, None
+            self._outbox.add_event(self._encoder.encode_progress(progress, time_ms))
 
     def _fail(self, error: Exception) -> None:
         if self._failure is not None:
@@ -163,6 +185,7 @@ class EventStreamResponse(Response):
     def _gather(self) -> bytes:
         """What is to be sent now."""
         try:
+            self._add_progress()
             body = self._outbox.take()
         except Exception as error:  # noqa: BLE001 - it ends this stream, with an event
             self._fail(error)

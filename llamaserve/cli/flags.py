@@ -106,6 +106,12 @@ class SlotFlags:
     max_queue_depth: Annotated[
         int, _slots("--max-queue-depth", min=0, help="Requests that may wait; 0 = no limit.")
     ] = _SCHEDULER.max_queue
+    max_queue_tokens: Annotated[
+        int, _slots("--max-queue-tokens", min=0, help="Prompt tokens that may wait; 0 = no limit.")
+    ] = _SCHEDULER.max_queue_tokens
+    queue_aging: Annotated[
+        bool, _slots("--queue-aging/--no-queue-aging", help="Serve less urgent requests too while urgent ones wait.")
+    ] = _SCHEDULER.queue_aging
     prefill_chunk_size: Annotated[
         int,
         _slots("--prefill-chunk-size", min=0, help="Most prompt tokens of one request in a step; 0 = --batch-size."),
@@ -140,6 +146,8 @@ class SlotFlags:
         """The scheduler's configuration. Raises ConfigError."""
         return SchedulerConfig(
             max_queue=self.max_queue_depth,
+            max_queue_tokens=self.max_queue_tokens,
+            queue_aging=self.queue_aging,
             prefill_chunk=self.prefill_chunk_size,
             mixed_step=profile.mixes_steps if self.mixed_step is None else self.mixed_step,
             lookahead=self.lookahead,

@@ -1,4 +1,4 @@
-"""Which requests may come in: pure checks on a prompt and on the room to wait. Any thread."""
+"""Which requests may come in: pure checks on a prompt. Any thread."""
 
 from __future__ import annotations
 
@@ -24,9 +24,3 @@ def check_request(request: GenerationRequest, info: ModelInfo) -> None:
     for token in request.sampling.logit_bias:
         if not 0 <= token < info.n_vocab:
             raise BadToken(token, info.n_vocab, "logit_bias")
-
-
-def has_place(n_wanted: int, *, n_slots: int, max_queue: int) -> bool:
-    """Whether one more request may come in when ``n_wanted`` run or wait: a slot each, then ``max_queue`` that wait
-    (0 = no limit)."""
-    return max_queue == 0 or n_wanted < n_slots + max_queue

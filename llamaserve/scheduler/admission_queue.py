@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from llamaserve.errors import ConfigError, shown
+from llamaserve.request import Lane
 from llamaserve.scheduler.expected_output import ExpectedOutput
 from llamaserve.scheduler.lane_aging import lane_order, skips_after
 from llamaserve.scheduler.lane_queue import Entry, LaneQueue, Turn
-from llamaserve.scheduler.lanes import LANES, Lane
+from llamaserve.scheduler.lanes import LANES
 from llamaserve.scheduler.ranking import Ranking
 
 PASS_LIMIT = 16

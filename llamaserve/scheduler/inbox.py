@@ -13,18 +13,56 @@ from dataclasses import dataclass
 
 from llamaserve.cache.prompt import Prompt
 from llamaserve.engine.port import StepFlag
-from llamaserve.errors import BadRequest, EngineDown, QueueFull
-from llamaserve.request import GenerationRequest
-from llamaserve.scheduler.admission import has_place
+from llamaserve.errors import BadRequest, EngineDown, QueueFull, QueueTokensFull
+from llamaserve.request import GenerationRequest, Lane
+from llamaserve.scheduler.drain_rate import DrainRate
+from llamaserve.scheduler.queue_limits import QueueLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Compute a request; ``submitted_at`` is in clock seconds."""
+    """Compute a request: a ``QueueItem``. Times are in clock seconds."""
 
     request: GenerationRequest
     prompt: Prompt
     submitted_at: float
+    timeout_s: float | None = None
+    """How long it may wait."""
+
+    @property
+    def request_id(self) -> str:
+        """The request's."""
+        return self.request.request_id
+
+    @property
+    def lane(self) -> Lane:
+        """How urgent it is."""
+        return self.request.priority
+
+    @property
+    def owner(self) -> str:
+        """Whose it is."""
+        return self.request.owner
+
+    @property
+    def session(self) -> str | None:
+        """The conversation it belongs to."""
+        return self.request.session
+
+    @property
+    def n_tokens(self) -> int:
+        """Of its prompt."""
+        return len(self.prompt.tokens)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Tokens it may draw."""
+        return self.request.max_tokens
+
+    @property
+    def deadline(self) -> float | None:
+        """When it has waited long enough."""
+        return None if self.timeout_s is None else self.submitted_at + self.timeout_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +95,18 @@ class Inbox:
     reentrant, and the queue of commands is one that a put from inside its own get does not disturb.
     """
 
-    def __init__(self, *, n_slots: int, max_queue: int) -> None:
+    def __init__(self, *, n_slots: int, max_queue: int, max_queue_tokens: int = 0) -> None:
         self._lock = threading.RLock()
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._woken_by: list[Command] = []
-        self._n_slots = n_slots
-        self._max_queue = max_queue
+        self._limits = QueueLimits(n_slots=n_slots, max_requests=max_queue, max_tokens=max_queue_tokens)
+        self.drain = DrainRate()
+        """How fast the queue empties; the scheduler thread tells it."""
         self._live: set[str] = set()
         self._cancelled: set[str] = set()
         self._refusal: EngineDown | None = None
         self._n_rejected = 0
+        self._n_rejected_tokens = 0
         self._running: Collection[str] = ()
         self._prompting: Collection[str] = ()
         self._flag: StepFlag | None = None
@@ -74,21 +114,27 @@ class Inbox:
 
     # Any thread.
 
-    def submit(self, request: GenerationRequest, prompt: Prompt, submitted_at: float) -> None:
+    def submit(self, entry: Submit) -> None:
         """Take a request in. Raises EngineDown after ``refuse``, QueueFull when no place is free, BadRequest when a
         live request has the same id."""
+        request_id = entry.request_id
         with self._lock:
             if self._refusal is not None:
                 # A new exception each time: one object raised in several threads would mix their tracebacks.
                 raise EngineDown(*self._refusal.args)
-            if request.request_id in self._live:
-                raise BadRequest(f"request id {request.request_id!r} is in use", "request_id")
-            n_wanted = len(self._live) - len(self._cancelled)  # a cancelled one gives its place up at once (S53)
-            if not has_place(n_wanted, n_slots=self._n_slots, max_queue=self._max_queue):
-                self._n_rejected += 1
-                raise QueueFull(self._max_queue)
-            self._live.add(request.request_id)
-            self._commands.put(Submit(request, prompt, submitted_at))
+            if request_id in self._live:
+                raise BadRequest(f"request id {request_id!r} is in use", "request_id")
+            try:
+                self._limits.enter(request_id, entry.n_tokens)
+            except QueueFull as error:
+                error.retry_after_s = self.drain.retry_after_s(entry.submitted_at)
+                if isinstance(error, QueueTokensFull):
+                    self._n_rejected_tokens += 1
+                else:
+                    self._n_rejected += 1
+                raise
+            self._live.add(request_id)
+            self._commands.put(entry)
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live. Stops the running step if it now works for nobody."""
@@ -96,6 +142,7 @@ class Inbox:
             if request_id not in self._live:
                 return False
             self._cancelled.add(request_id)
+            self._limits.leave(request_id)  # its place is free at once (S53)
             self._commands.put(Cancel(request_id))
             self._stop_useless_step()
             return True
@@ -119,8 +166,13 @@ class Inbox:
 
     @property
     def n_rejected(self) -> int:
-        """Requests refused because the queue was full."""
+        """Requests refused because as many waited as may."""
         return self._n_rejected
+
+    @property
+    def n_rejected_tokens(self) -> int:
+        """Requests refused because as many prompt tokens waited as may."""
+        return self._n_rejected_tokens
 
     # Scheduler thread only.
 
@@ -141,9 +193,15 @@ class Inbox:
         with self._lock:
             self._refusal = self._refusal or error
 
+    def begin(self, request_id: str) -> None:
+        """The request waits no more: it gets a slot."""
+        with self._lock:
+            self._limits.begin(request_id)
+
     def leave(self, request_id: str) -> None:
         """The request has ended; its place is free."""
         with self._lock:
+            self._limits.leave(request_id)
             self._live.discard(request_id)
             self._cancelled.discard(request_id)
 
@@ -151,6 +209,7 @@ class Inbox:
         """End every live request, those in untaken commands too; their ids."""
         with self._lock:
             left = list(self._live)
+            self._limits.clear()
             self._live.clear()
             self._cancelled.clear()
             return left

@@ -1,12 +1,14 @@
-"""Who gives way when the KV cache is full, and when it may come back. Pure."""
+"""Who gives way when the KV cache is full, and who may come in beside those that run. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from llamaserve.cache.prompt import Prompt
+
 MOST_GROWTH = 32
-"""Tokens each running request shall have room for before another comes back; fewer in small contexts."""
+"""Tokens each running request shall have room for before another comes in; fewer in small contexts."""
 
 
 class Runner(NamedTuple):
@@ -25,12 +27,20 @@ def choose_victim(runners: Sequence[Runner]) -> int | None:
     return max(runners, key=lambda runner: runner.admitted_order).seq_id
 
 
-def may_come_back(*, n_cells: int, n_free: int, n_ctx: int, n_running: int) -> bool:
-    """Whether a request that gave its place up and needs ``n_cells`` fits again beside those that run.
+def n_missing(*, n_cells: int, n_free: int, n_ctx: int, n_running: int) -> int:
+    """Cells that a request which needs ``n_cells`` is short of beside those that run; 0 or less when it fits.
 
     With nobody else there always; else only with room for all to grow, or it would soon have to go again.
     """
     if n_running == 0:
-        return True
+        return 0
     growth = min(MOST_GROWTH, n_ctx // 16)
-    return n_cells + growth * (n_running + 1) <= n_free
+    return n_cells + growth * (n_running + 1) - n_free
+
+
+def has_common_prefix(prompt: Prompt, others: Iterable[Prompt], n_tokens: int) -> bool:
+    """Whether one of the others begins with the prompt's first ``n_tokens``, and both may use the same cells."""
+    if not prompt.is_cached or n_tokens > prompt.n_reusable:
+        return False
+    start = prompt.tokens[:n_tokens]
+    return any(other.is_cached and other.scope == prompt.scope and other.tokens[:n_tokens] == start for other in others)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from llamaserve.scheduler.lanes import Lane
+from llamaserve.request import Lane
 
 SKIP_CAPS: Mapping[Lane, int] = {Lane.NORMAL: 2, Lane.LOW: 6}
 """Admissions from other lanes after which a lane that waits is due, more urgent ones first; 2 is the skip cap of G2."""

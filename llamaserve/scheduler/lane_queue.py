@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
 
+from llamaserve.request import Lane
 from llamaserve.scheduler.fair_share import FairShare
-from llamaserve.scheduler.lanes import Lane
 
 SESSION_TURNS = 2
 OLDEST_EVERY = 32

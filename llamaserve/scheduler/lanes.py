@@ -1,23 +1,9 @@
-"""The three lanes of the queue, and how a client names one. Any thread; imports only errors."""
+"""The three lanes of the queue in their order, and how a client names one. Any thread."""
 
 from __future__ import annotations
 
-import enum
-
 from llamaserve.errors import BadRequest, shown
-
-
-class Lane(enum.Enum):
-    """How urgent a request is; in the order of urgency."""
-
-    HIGH = "high"
-    NORMAL = "normal"
-    LOW = "low"
-
-    def at_most(self, limit: Lane) -> Lane:
-        """This lane, or ``limit`` where it is more urgent than that."""
-        return max(self, limit, key=LANES.index)
-
+from llamaserve.request import Lane
 
 LANES: tuple[Lane, ...] = tuple(Lane)
 """Most urgent first."""

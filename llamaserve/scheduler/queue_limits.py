@@ -10,18 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from itertools import islice
 
-from llamaserve.errors import QueueFull
-
-
-class QueueTokensFull(QueueFull):
-    """The prompts that wait have as many tokens as may wait."""
-
-    def __init__(self, n_tokens: int, n_waiting: int, limit: int) -> None:
-        super().__init__(limit)
-        self.args = (
-            f"the request queue is full: {n_waiting} prompt tokens wait, {n_tokens} more would pass its limit of "
-            f"{limit}; try again later",
-        )
+from llamaserve.errors import QueueFull, QueueTokensFull
 
 
 class QueueLimits:

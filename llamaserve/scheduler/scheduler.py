@@ -10,19 +10,27 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan
-from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError, RewindFailed
-from llamaserve.request import Event, Failed, Finished, GenerationRequest
+from llamaserve.errors import (
+    Cancelled,
+    ContextFull,
+    DeadlineExceeded,
+    DecodeFailed,
+    EngineDown,
+    LlamaServeError,
+    RewindFailed,
+)
+from llamaserve.request import Event, Failed, Finished, GenerationRequest, Progress
 from llamaserve.scheduler.admission import check_request
+from llamaserve.scheduler.admission_queue import AdmissionQueue
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
 from llamaserve.scheduler.intake import finished, take_token
-from llamaserve.scheduler.kv_pressure import Runner, choose_victim, may_come_back
+from llamaserve.scheduler.kv_pressure import Runner, choose_victim, has_common_prefix, n_missing
 from llamaserve.scheduler.lookahead import may_run_ahead
 from llamaserve.scheduler.opening import NO_PROMPT, penalty_history, prompt_of
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
@@ -74,11 +82,19 @@ class Scheduler:
         self._config = config
         self._deliver_events = deliver
         self._clock = clock
-        self._inbox = Inbox(n_slots=self._info.n_slots, max_queue=config.max_queue)
+        self._inbox = Inbox(
+            n_slots=self._info.n_slots, max_queue=config.max_queue, max_queue_tokens=config.max_queue_tokens
+        )
         self._slots = [Slot(seq_id) for seq_id in range(self._info.n_slots)]
         self._idle = IdleSlots(self._slots)
         self._running: dict[str, Slot] = {}
-        self._waiting: OrderedDict[str, Submit] = OrderedDict()
+        self._waiting: AdmissionQueue[Submit] = AdmissionQueue(ages=config.queue_aging)
+        self._n_left_queue = 0
+        """Requests that have left it since it was last observed."""
+        self._is_oversubscribed = self._info.n_slots * self._info.n_ctx_seq > self._info.n_ctx
+        """Whether all slots together may want more cells than there are."""
+        self._following: Collection[int] = ()
+        """Sequences that wait for others' tokens."""
         self._preempted = PreemptedRequests(config.preempt_ram * 2**20)
         self._broken: set[int] = set()
         """Slots whose sequence could not go back to where it was; their requests fail with their next row."""
@@ -94,14 +110,15 @@ class Scheduler:
 
     # Any thread.
 
-    def submit(self, request: GenerationRequest) -> None:
-        """Take a request in; its events go to ``deliver``.
+    def submit(self, request: GenerationRequest, timeout_s: float | None = None) -> None:
+        """Take a request in; its events go to ``deliver``. One that waits for a slot longer than ``timeout_s`` ends
+        with Failed(DeadlineExceeded).
 
         Raises, and takes nothing: EmptyPrompt, PromptTooLong, BadToken, QueueFull, EngineDown, BadRequest when a
         live request has the same id.
         """
         check_request(request, self._info)
-        self._inbox.submit(request, prompt_of(request), self._clock())
+        self._inbox.submit(Submit(request, prompt_of(request), self._clock(), timeout_s))
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request, waiting (S53) or running; whether it was live. It ends with
@@ -124,6 +141,7 @@ class Scheduler:
             self._slots,
             queue_depth=len(self._waiting),
             queue_rejects=self._inbox.n_rejected,
+            token_rejects=self._inbox.n_rejected_tokens,
             preempted_requests=len(self._preempted),
             prefixes=self._prefixes,
         )
@@ -150,6 +168,7 @@ class Scheduler:
     def tick(self) -> bool:
         """One round of the six phases; whether there was anything to do."""
         took = self._take_commands()
+        took = self._expire() or took
         step = self._prepare()
         if step is not None:
             outputs = self._run(step)
@@ -171,6 +190,7 @@ class Scheduler:
         try:
             if not self._engine.ahead_rows:  # else the next step is under way, and who comes in joins the one after it
                 self._admit()
+            self._watch_queue()
             self._spill()
             return self._decide()
         except EngineDown as error:
@@ -195,9 +215,8 @@ class Scheduler:
         if isinstance(command, Submit):
             # After a shut-down the request was answered with all the others.
             if self._inbox.refusal is None:
-                request_id = command.request.request_id
-                self._waiting[request_id] = command
-                self._prefixes.prefetch(request_id, command.prompt, self._inbox.wake)
+                self._waiting.push(command)
+                self._prefixes.prefetch(command.request_id, command.prompt, self._inbox.wake)
         elif isinstance(command, Cancel):
             self._cancel_now(command.request_id)
         elif isinstance(command, Stop):
@@ -208,10 +227,33 @@ class Scheduler:
         slot = self._running.get(request_id)
         if slot is not None:
             self._end(slot, Failed(Cancelled()))
-        elif self._waiting.pop(request_id, None) is not None or self._preempted.pop(request_id) is not None:
-            self._prefixes.drop_fetch(request_id)
+        elif (entry := self._waiting.remove(request_id)) is not None:
+            self._leave_queue(entry, Failed(Cancelled()))
+        elif (preempted := self._preempted.pop(request_id)) is not None:
+            self._settle(preempted.work)
             self._answer(request_id, Failed(Cancelled()))
         # Else it ended in the tick before: it has had its terminal event.
+
+    def _expire(self) -> bool:
+        """Answer those that have waited too long; whether there were any."""
+        if self._waiting.next_deadline is None:
+            return False
+        expired = self._waiting.expire(self._clock())
+        for entry in expired:
+            self._leave_queue(entry, Failed(DeadlineExceeded(entry.timeout_s or 0.0)))
+        return bool(expired)
+
+    def _leave_queue(self, entry: Submit, event: Failed) -> None:
+        """A request ends that had no slot."""
+        self._n_left_queue += 1
+        self._prefixes.drop_fetch(entry.request_id)
+        self._answer(entry.request_id, event)
+
+    def _watch_queue(self) -> None:
+        """Have the inbox know how fast the queue empties."""
+        if self._waiting or self._n_left_queue:
+            self._inbox.drain.observe(self._clock(), n_left=self._n_left_queue, n_waiting=len(self._waiting))
+            self._n_left_queue = 0
 
     # Phase 2: admit.
 
@@ -237,6 +279,7 @@ class Scheduler:
         request_id = preempted.work.request.request_id
         _logger.error("request %s could not come back", request_id, exc_info=error)
         self._preempted.pop(request_id)
+        self._settle(preempted.work)
         self._answer(request_id, Failed(_as_ours(error)))
 
     def _spill(self) -> None:
@@ -252,27 +295,46 @@ class Scheduler:
             return False
         preempted = self._preempted.first()
         if preempted is None:
-            return bool(self._waiting) and self._next_waiting() is not None
-        return may_come_back(
-            n_cells=preempted.work.n_cells,
-            n_free=self._n_free_cells() + self._prefixes.n_evictable,
-            n_ctx=self._info.n_ctx,
-            n_running=len(self._running),
-        )
+            return self._waiting_one(self._waiting.peek) is not None
+        return self._n_missing(preempted.work.n_cells) <= 0
 
     def _n_free_cells(self) -> int:
         return self._info.n_ctx - self._engine.used_cells()
 
-    def _next_waiting(self) -> Submit | None:
-        """The first that is not waiting for the disk."""
-        waiting = self._waiting.items()
-        return next((entry for key, entry in waiting if not self._prefixes.is_fetching(key)), None)
+    def _n_missing(self, n_cells: int) -> int:
+        """Cells that a request is short of that needs so many; what is parked counts as free, and what running
+        prompts will still need as taken."""
+        works = [slot.working for slot in self._running.values() if slot.seq_id not in self._following]
+        return n_missing(
+            n_cells=n_cells,
+            n_free=self._n_free_cells() + self._prefixes.n_evictable - sum(work.n_left_to_feed for work in works),
+            n_ctx=self._info.n_ctx,
+            n_running=len(self._running),
+        )
+
+    def _is_ready(self, entry: Submit) -> bool:
+        """Whether a waiting request could begin: it does not wait for the disk, and it has room."""
+        if self._prefixes.is_fetching(entry.request_id):
+            return False
+        if not self._running or not self._is_oversubscribed:
+            return True
+        missing = self._n_missing(entry.n_tokens)
+        if missing <= 0:
+            return True
+        # What others hold and it can adopt it does not need. Parked cells count as free, so only running ones do.
+        running = (slot.working.prompt for slot in self._running.values())
+        return self._engine.can_share and has_common_prefix(entry.prompt, running, missing)
+
+    def _waiting_one(self, choose: Callable[..., Submit | None]) -> Submit | None:
+        """The next of those that wait, by the queue's ``peek`` or ``pop``."""
+        return choose(self._is_ready, idle_sessions=self._idle.sessions()) if self._waiting else None
 
     def _begin_next(self) -> None:
-        entry = self._next_waiting()
+        entry = self._waiting_one(self._waiting.pop)
         if entry is None:
             return
-        del self._waiting[entry.request.request_id]
+        self._inbox.begin(entry.request_id)
+        self._n_left_queue += 1
         self._n_admitted += 1
         work = Work(
             entry.request,
@@ -281,7 +343,10 @@ class Scheduler:
             admitted_at=self._clock(),
             admitted_order=self._n_admitted,
         )
+        self._counters.latencies.observe_queue_wait(work.admitted_at - work.submitted_at)
         self._begin(work)
+        if entry.request_id in self._running:
+            self._waiting.reuse(entry.request_id, work.n_cached)
 
     def _begin(self, work: Work) -> None:
         """Give a request a slot, with as much of its prompt as is there; one that cannot be opened is answered."""
@@ -300,14 +365,21 @@ class Scheduler:
         except Exception as error:
             _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
             self._prefixes.leave(slot.seq_id, None)
+            self._settle(work)
             self._answer(request_id, Failed(_as_ours(error)))
             return
         slot.begin(work)
         self._occupy(slot)
 
     def _occupy(self, slot: Slot) -> None:
+        work = slot.working
         self._idle.take(slot)
-        self._running[slot.working.request.request_id] = slot
+        self._running[work.request.request_id] = slot
+        self._show_progress(work)
+
+    def _show_progress(self, work: Work) -> None:
+        if work.request.return_progress and not work.is_recomputing and work.last_token_at is None:
+            self._events.append((work.request.request_id, Progress(work.n_prompt, work.n_cached, work.n_computed)))
 
     def _come_back(self, preempted: Preempted) -> bool:
         """Give a preempted request a slot again; False when its cells do not fit after all."""
@@ -324,6 +396,7 @@ class Scheduler:
             if self._running:
                 return False
             self._preempted.pop(request_id)
+            self._settle(work)
             self._answer(request_id, Failed(ContextFull(f"no room for its {work.n_cells} KV cells, even alone")))
             return True
         self._preempted.pop(request_id)
@@ -339,7 +412,7 @@ class Scheduler:
     # Phase 3: decide.
 
     def _decide(self) -> _Step | None:
-        following = self._catch_up()
+        self._following = following = self._catch_up()
         decision = decide_step(self._slots, self._config, self._info, last_kind=self._last_kind, following=following)
         if decision is None:
             return None
@@ -473,6 +546,7 @@ class Scheduler:
         else:
             self._counters.prompt_tokens += n_tokens
             self._prefixes.advance(slot.seq_id, work.n_fed)
+            self._show_progress(work)
         if work.n_left_to_feed == 0:
             slot.generate()
         if piece.is_last:
@@ -484,6 +558,7 @@ class Scheduler:
         if token is None:
             self._end(slot, Failed(DecodeFailed(f"the engine drew no token for sequence {slot.seq_id}")))
             return
+        self._watch_token(work, now)
         delta, reason = take_token(work, token, output, now=now, n_ctx_seq=self._info.n_ctx_seq)
         if not output.is_eog:
             self._counters.generated_tokens += 1
@@ -491,6 +566,13 @@ class Scheduler:
             self._events.append((work.request.request_id, delta))
         if reason is not None:
             self._end(slot, finished(work, reason, now))
+
+    def _watch_token(self, work: Work, now: float) -> None:
+        before, work.last_token_at = work.last_token_at, now
+        if before is None:
+            self._counters.latencies.observe_first_token(now - work.submitted_at)
+        else:
+            self._counters.latencies.observe_gap(now - before)
 
     def _take_failure(self, slot: Slot, error: RowError, message: str) -> None:
         if self._inbox.is_cancelled(slot.working.request.request_id):
@@ -570,7 +652,13 @@ class Scheduler:
             is_kept = isinstance(event, Finished) or isinstance(event.error, Cancelled)
         work = self._vacate(slot)
         self._leave(slot.seq_id, work.tokens_held() if is_kept else None)
+        self._settle(work)
         self._answer(work.request.request_id, event)
+
+    def _settle(self, work: Work) -> None:
+        """A request that had a slot has ended: its owner has had so much."""
+        request_id = work.request.request_id
+        self._waiting.settle(request_id, n_computed=work.n_computed, n_generated=work.n_generated)
 
     def _leave(self, seq_id: int, tokens: array[int] | None) -> None:
         """Close a sequence; what it holds may be kept. Never fails: an engine that is down says so in the next step."""

@@ -38,6 +38,7 @@ class Work:
         "first_token_at",
         "generated",
         "is_recomputing",
+        "last_token_at",
         "n_cached",
         "n_decoded",
         "n_fed",
@@ -70,6 +71,7 @@ class Work:
         self.admitted_at = admitted_at
         self.admitted_order = admitted_order
         self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
         self.n_fed = 0
         """Tokens it holds before the first decode row: of the prompt, or of a text that is computed again."""
         self.n_to_feed = self.n_prompt
@@ -90,6 +92,12 @@ class Work:
     def n_generated(self) -> int:
         """Tokens drawn, without an end-of-generation token."""
         return len(self.generated)
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens of the prompt that were computed for it."""
+        n_held = self.n_prompt if self.generated else min(self.n_fed, self.n_prompt)
+        return max(0, n_held - self.n_cached)
 
     @property
     def n_left_to_feed(self) -> int:
@@ -143,13 +151,15 @@ class Work:
 class Slot:
     """One sequence id. ``work`` is there exactly while the slot is not idle."""
 
-    __slots__ = ("last_used_tick", "seq_id", "state", "work")
+    __slots__ = ("last_session", "last_used_tick", "seq_id", "state", "work")
 
     def __init__(self, seq_id: int) -> None:
         self.seq_id = seq_id
         self.state = SlotState.IDLE
         self.work: Work | None = None
         self.last_used_tick = 0
+        self.last_session: str | None = None
+        """Of the request that had it last."""
 
     def begin(self, work: Work) -> None:
         """Take a request: idle to prefilling."""
@@ -169,6 +179,7 @@ class Slot:
         """Give the request back and be idle."""
         self._move(SlotState.IDLE)
         work = self.working
+        self.last_session = work.request.session
         self.work = None
         return work
 
@@ -198,6 +209,10 @@ class IdleSlots:
     def ids(self) -> list[int]:
         """Their sequence ids, that used longest ago first."""
         return [seq_id for _, seq_id, _ in sorted(self._heap, key=lambda entry: entry[:2])]
+
+    def sessions(self) -> set[str]:
+        """The sessions they had last."""
+        return {slot.last_session for _, _, slot in self._heap if slot.last_session is not None}
 
     def take(self, slot: Slot) -> None:
         """It has a request now. Raises ValueError when it was not idle."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges, PrefixMemory
 from llamaserve.engine.port import ModelInfo, StepReport
-from llamaserve.errors import Cancelled
+from llamaserve.errors import Cancelled, DeadlineExceeded
 from llamaserve.request import Failed, Finished
 from llamaserve.scheduler.slot import Slot, SlotState
+from llamaserve.telemetry.latencies import Latencies, LatencySnapshot
 
 
 class Discard(enum.Enum):
@@ -57,9 +58,12 @@ class SchedulerStats:
     """Tokens drawn, without end-of-generation tokens."""
     requests_done: int
     requests_cancelled: int
+    """Also those that waited too long."""
     requests_failed: int
     queue_rejects: int
-    """Requests refused because the queue was full."""
+    """Requests refused because as many waited as may."""
+    token_rejects: int
+    """Requests refused because as many prompt tokens waited as may."""
     preempted_requests: int
     """Requests that gave their place up and wait to come back: a gauge."""
     preemptions: int
@@ -84,6 +88,8 @@ class SchedulerStats:
     decode_s: float
     sample_s: float
     """Seconds all steps spent filling batches, in the model, and drawing tokens."""
+    latencies: LatencySnapshot
+    """How long requests and steps took."""
 
 
 @dataclass(slots=True)
@@ -113,6 +119,7 @@ class Counters:
     sample_s: float = 0.0
     used_cells: int = 0
     """The one gauge: the engine tells it between two steps only."""
+    latencies: Latencies = field(default_factory=Latencies)
 
     def count_step(self, report: StepReport, *, is_decode: bool) -> None:
         """Count a step that came back."""
@@ -120,6 +127,7 @@ class Counters:
         self.build_s += time.build
         self.decode_s += time.decode
         self.sample_s += time.sample
+        self.latencies.observe_step(*time)
         self.kv_purges += len(report.purged)
         self.batch_splits += report.n_splits
         self.decode_steps += is_decode
@@ -129,7 +137,8 @@ class Counters:
         """Count a request that has its terminal event."""
         if isinstance(event, Finished):
             self.requests_done += 1
-        elif isinstance(event.error, Cancelled):
+            self.latencies.observe_end(event.timings.total_s)
+        elif isinstance(event.error, Cancelled | DeadlineExceeded):
             self.requests_cancelled += 1
         else:
             self.requests_failed += 1
@@ -141,6 +150,7 @@ class Counters:
         *,
         queue_depth: int,
         queue_rejects: int,
+        token_rejects: int,
         preempted_requests: int,
         prefixes: PrefixMemory,
     ) -> SchedulerStats:
@@ -164,6 +174,7 @@ class Counters:
             requests_cancelled=self.requests_cancelled,
             requests_failed=self.requests_failed,
             queue_rejects=queue_rejects,
+            token_rejects=token_rejects,
             preempted_requests=preempted_requests,
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed_tokens,
@@ -178,4 +189,5 @@ class Counters:
             build_s=self.build_s,
             decode_s=self.decode_s,
             sample_s=self.sample_s,
+            latencies=self.latencies.snapshot(),
         )

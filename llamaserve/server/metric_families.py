@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges
 from llamaserve.scheduler.stats import SchedulerStats
+from llamaserve.server.histogram_families import own_histograms, vllm_histograms
 
 VLLM_ENGINE = "0"
 """vLLM numbers the engines behind one server; there is one here."""
@@ -43,6 +44,7 @@ def own_families(stats: SchedulerStats, api: ApiCounts) -> Iterator[Metric]:
     yield from _reuse_counters(stats.prefix)
     yield from _kept_counters(stats.prefix)
     yield from _prefix_gauges(stats.prefix_gauges)
+    yield from own_histograms(stats.latencies)
 
 
 def _gauges(stats: SchedulerStats) -> Iterator[Metric]:
@@ -74,7 +76,12 @@ def _request_counters(stats: SchedulerStats, api: ApiCounts) -> Iterator[Metric]
     rejections = CounterMetricFamily(
         "llamaserve_rejections_total", "Requests that were refused, by why.", labels=["reason"]
     )
-    yield _labelled(rejections, {"queue_requests": stats.queue_rejects, "draining": api.refused_draining})
+    reasons = {
+        "queue_requests": stats.queue_rejects,
+        "queue_tokens": stats.token_rejects,
+        "draining": api.refused_draining,
+    }
+    yield _labelled(rejections, reasons)
     yield _counter("llamaserve_deadlines_total", "Requests that ended because their time was over.", api.deadlines)
     yield _counter(
         "llamaserve_preemptions_total", "Times a request gave its slot up for want of KV cells.", stats.preemptions
@@ -219,7 +226,9 @@ def vllm_families(stats: SchedulerStats, model_name: str) -> Iterator[Metric]:
         labels=["model_name", "reason"],
     )
     rejects.add_metric([model_name, "max_num_queued_reqs"], stats.queue_rejects)
+    rejects.add_metric([model_name, "max_num_queued_tokens"], stats.token_rejects)
     yield rejects
+    yield from vllm_histograms(stats.latencies, labels)
 
 
 def _vllm_prompt_tokens(stats: SchedulerStats, labels: Mapping[str, str]) -> Iterator[Metric]:

@@ -34,6 +34,7 @@ def test_every_error_of_the_package_has_a_row_of_its_own(error_type: type[errors
         (errors.PromptTooLong(9, 8), 400, "invalid_request_error", "context_length_exceeded"),
         (errors.ModelNotFound("a", "b"), 404, "invalid_request_error", "model_not_found"),
         (errors.QueueFull(64), 429, "rate_limit_exceeded", "queue_full"),
+        (errors.QueueTokensFull(5, 90, 92), 429, "rate_limit_exceeded", "queue_full"),
         (errors.ContextFull("full"), 503, "server_error", "context_full"),
         (errors.DeadlineExceeded(3), 504, "server_error", "timeout"),
         (errors.EngineDown("loading"), 503, "unavailable_error", "unavailable"),

@@ -13,7 +13,7 @@ from llamaserve.api.disconnect import until_disconnect
 from llamaserve.api.outbox import EVENT_BYTES
 from llamaserve.api.sse import KEEP_ALIVE, EventStreamResponse
 from llamaserve.errors import Cancelled, ContextFull, DeadlineExceeded, QueueFull
-from llamaserve.request import Event, Failed, Finished, FinishReason, TextDelta, Timings
+from llamaserve.request import Event, Failed, Finished, FinishReason, Progress, TextDelta, Timings
 
 FINISHED = Finished(FinishReason.EOS, None, 1, 1, Timings(0.0, 0.0, 0.0))
 
@@ -23,6 +23,9 @@ class PlainEncoder:
 
     def encode_text(self, delta: TextDelta) -> bytes:
         return delta.text.encode()
+
+    def encode_progress(self, progress: Progress, time_ms: float) -> bytes:
+        return f"{progress.computed}/{progress.total} after {time_ms >= 0} ".encode()
 
     def encode_end(self, finished: Finished) -> bytes:
         return b"END"
@@ -355,6 +358,21 @@ def test_a_stream_that_ends_in_time_has_no_deadline_left() -> None:
         assert failures == []
 
     play(scene, timeout_s=0.05, on_failure=failures.append)
+
+
+def test_progress_comes_before_the_text_and_of_what_waits_only_the_latest() -> None:
+    async def scene(client: Client, source: Source, task: asyncio.Task[None]) -> None:
+        source.feed(Progress(9, 0, 1))
+        await settle()
+        client.can_read.clear()
+        source.feed(Progress(9, 0, 2))
+        await settle()
+        source.feed(Progress(9, 0, 3), Progress(9, 0, 9), text("a"), FINISHED)
+        client.can_read.set()
+        await task
+        assert client.bodies == [b"1/9 after True ", b"2/9 after True ", b"9/9 after True aEND"]
+
+    play(scene)
 
 
 def test_a_client_that_leaves_closes_the_stream() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import threading
 from collections.abc import Iterable, Iterator
@@ -22,6 +23,8 @@ from llamaserve.scheduler.stats import Discard, SchedulerStats
 from llamaserve.server.metric_families import ApiCounts, llama_server_families, own_families, vllm_families
 from llamaserve.server.metrics import wants_open_metrics
 from llamaserve.service import Service
+from llamaserve.telemetry.histogram import Histogram, HistogramSnapshot
+from llamaserve.telemetry.latencies import VLLM_FIRST_TOKEN_BOUNDS, Latencies, LatencySnapshot
 from tests.api.served import MODEL, PATIENCE_S, Served, app_loading, listening, serving, wait_until
 
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -71,6 +74,10 @@ def values_without_labels(samples: Samples, prefix: str) -> dict[str, float]:
     return dict(found)
 
 
+def is_of_a_histogram(name: str) -> bool:
+    return name.endswith(("_seconds_bucket", "_seconds_sum", "_seconds_count"))
+
+
 def some_stats() -> SchedulerStats:
     """A snapshot whose numbers are all different."""
     fields = dataclasses.fields(SchedulerStats)
@@ -81,7 +88,29 @@ def some_stats() -> SchedulerStats:
     numbers["prefix"] = PrefixCounters(**{name: 6000 + 7 * index for index, name in enumerate(counters)})
     gauges = [field.name for field in dataclasses.fields(PrefixGauges) if field.name != "shares"]
     numbers["prefix_gauges"] = PrefixGauges(**{name: 7000 + 7 * index for index, name in enumerate(gauges)})
+    latencies = Latencies()
+    for observe, seconds in {
+        latencies.observe_queue_wait: 0.4,
+        latencies.observe_first_token: 0.9,
+        latencies.observe_gap: 0.03,
+        latencies.observe_end: 3.0,
+    }.items():
+        observe(seconds)
+    latencies.observe_step(0.0001, 0.02, 0.003)
+    numbers["latencies"] = latencies.snapshot()
     return SchedulerStats(**numbers)  # type: ignore[arg-type]
+
+
+def with_one_histogram_moved(latencies: LatencySnapshot) -> Iterator[LatencySnapshot]:
+    """As many as there are histograms."""
+    more = Histogram((1.0,)).snapshot()
+    for field in dataclasses.fields(latencies):
+        value = getattr(latencies, field.name)
+        if isinstance(value, HistogramSnapshot):
+            yield dataclasses.replace(latencies, **{field.name: more})
+        else:
+            for part in value:
+                yield dataclasses.replace(latencies, **{field.name: {**value, part: more}})
 
 
 @pytest.fixture
@@ -97,7 +126,11 @@ def test_every_field_of_the_snapshot_moves_a_metric_of_ours(field: str) -> None:
     stats = some_stats()
     before = samples_of(own_families(stats, API))
     number = getattr(stats, field)
-    if dataclasses.is_dataclass(number):
+    if isinstance(number, LatencySnapshot):
+        for moved_latencies in with_one_histogram_moved(number):
+            moved = dataclasses.replace(stats, **{field: moved_latencies})
+            assert samples_of(own_families(moved, API)) != before
+    elif dataclasses.is_dataclass(number):
         for part in dataclasses.fields(number):
             moved_part = dataclasses.replace(number, **{part.name: getattr(number, part.name) + 1})  # type: ignore[type-var]
             moved = dataclasses.replace(stats, **{field: moved_part})
@@ -159,6 +192,12 @@ def test_vllms_names_have_our_numbers_and_vllms_labels() -> None:
         + value(own, "llamaserve_cached_tokens_total", source="disk"),
     }
     assert sum(by_source.values()) == value(theirs, "vllm:prompt_tokens_total", model_name="m", engine="0")
+    theirs = {key: number for key, number in theirs.items() if not is_of_a_histogram(key[0])}
+    assert {
+        dict(labels)["reason"]: theirs.pop((name, labels))
+        for name, labels in list(theirs)
+        if name == "vllm:admission_rejections_total"
+    } == {"max_num_queued_reqs": stats.queue_rejects, "max_num_queued_tokens": stats.token_rejects}
     assert values_without_labels(theirs, "vllm:") == {
         "num_requests_running": stats.active_slots,
         "num_requests_waiting": waiting,
@@ -169,11 +208,30 @@ def test_vllms_names_have_our_numbers_and_vllms_labels() -> None:
         "prefix_cache_hits_total": value(own, "llamaserve_cached_tokens_total", source="cells"),
         "generation_tokens_total": value(own, "llamaserve_generated_tokens_total"),
         "num_preemptions_total": value(own, "llamaserve_preemptions_total"),
-        "admission_rejections_total": value(own, "llamaserve_rejections_total", reason="queue_requests"),
     }
-    labels = {labels for name, labels in theirs if name != "vllm:admission_rejections_total"}
+    labels = {labels for name, labels in theirs}
     assert labels == {(("engine", "0"), ("model_name", "m"))}
-    assert ("vllm:admission_rejections_total", (("model_name", "m"), ("reason", "max_num_queued_reqs"))) in theirs
+
+
+def test_vllms_histograms_are_ours_with_vllms_bounds() -> None:
+    stats = some_stats()
+    own, theirs = samples_of(own_families(stats, API)), samples_of(vllm_families(stats, "m"))
+    labels = {"model_name": "m", "engine": "0"}
+    for their_name, own_name in {
+        "vllm:time_to_first_token_seconds": "llamaserve_time_to_first_token_seconds",
+        "vllm:inter_token_latency_seconds": "llamaserve_inter_token_latency_seconds",
+        "vllm:e2e_request_latency_seconds": "llamaserve_request_seconds",
+        "vllm:request_queue_time_seconds": "llamaserve_queue_wait_seconds",
+    }.items():
+        for part in ("_sum", "_count"):
+            assert value(theirs, their_name + part, **labels) == value(own, own_name + part)
+        buckets = [dict(key[1])["le"] for key in theirs if key[0] == f"{their_name}_bucket"]
+        assert all(
+            value(theirs, f"{their_name}_bucket", le=le, **labels) == value(own, f"{own_name}_bucket", le=le)
+            for le in buckets
+        )
+    bounds = [dict(key[1])["le"] for key in theirs if key[0] == "vllm:time_to_first_token_seconds_bucket"]
+    assert [float(bound) for bound in bounds] == [*VLLM_FIRST_TOKEN_BOUNDS, math.inf]
 
 
 def test_counters_move_with_requests(own_server: Served) -> None:
@@ -182,6 +240,7 @@ def test_counters_move_with_requests(own_server: Served) -> None:
     wait_until(lambda: own_server.service.stats().idle_slots == 4)
     after = scrape(own_server)
     moved = {key: after[key] - number for key, number in before.items() if after[key] != number}
+    moved = {key: number for key, number in moved.items() if not is_of_a_histogram(key[0])}
     step_counters = ("llamaserve_decode_steps_total", "llamaserve_lookahead_steps_total")
     n_decode_steps, n_lookahead_steps = (moved.pop((name, ())) for name in step_counters)
     assert 0 < n_lookahead_steps <= n_decode_steps

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import httpx
 import pytest
 
-from llamaserve.config import HttpConfig
+from llamaserve.config import HttpConfig, PriorityHeader, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
-from tests.api.served import PATIENCE_S, Served, serving, wait_until
+from llamaserve.request import Event, GenerationRequest, Lane
+from tests.api.served import PATIENCE_S, LineTemplate, Served, serving, wait_until
 from tests.api.test_streaming import payloads
 
 DAYS_30 = 30 * 24 * 3600
@@ -159,3 +160,95 @@ def test_a_request_may_have_an_interval_of_its_own(interval: int | None, is_hear
 def test_an_interval_out_of_range_is_refused(served: Served, interval: object) -> None:
     response = served.complete("Hello", stream=True, sse_ping_interval=interval)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "sse_ping_interval")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_progress_of_the_prompt_is_streamed_to_whoever_asks(path: str) -> None:
+    """In llama-server's words; the opening chunk of a chat comes once."""
+    prompt = (
+        {"prompt": "x" * 40} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x" * 40}]}
+    )
+    engine = FakeEngine(step_s=0.02)  # a client that has read nothing meanwhile gets the latest only
+    with serving(engine, template=LineTemplate(), scheduler=SchedulerConfig(prefill_chunk=16)) as served:
+        answers = []
+        for return_progress in (True, False, None):
+            body = {
+                **prompt,
+                "max_tokens": 2,
+                "stream": True,
+                "return_progress": return_progress,
+                "cache_prompt": False,
+            }
+            with served.client.stream("POST", path, json=body) as response:
+                answers.append([json.loads(payload) for payload in payloads(response) if payload != "[DONE]"])
+    with_progress, *without = answers
+    assert not any("prompt_progress" in chunk for chunks in without for chunk in chunks)
+    progress = [chunk["prompt_progress"] for chunk in with_progress if "prompt_progress" in chunk]
+    total = progress[0]["total"]
+    assert progress[-1]["processed"] == total > 40
+    processed = [item["processed"] for item in progress]
+    assert processed == sorted(processed)
+    assert len(progress) >= 3
+    for item in progress:
+        assert list(item) == ["total", "cache", "processed", "time_ms"]
+        assert (item["total"], item["cache"]) == (total, 0)
+    assert [item["time_ms"] for item in progress] == sorted(item["time_ms"] for item in progress)
+    if path != "/v1/completions":
+        roles = [choice["delta"].get("role") for chunk in with_progress for choice in chunk["choices"]]
+        assert roles == ["assistant"] + [None] * (len(roles) - 1)
+
+
+def test_progress_is_for_streams(served: Served) -> None:
+    assert "prompt_progress" not in served.complete("Hello", return_progress=True).json()
+
+
+def taken_lane(served: Served, monkeypatch: pytest.MonkeyPatch, body: object, header: str | None) -> Lane:
+    """The lane with which a request reaches the service."""
+    seen: list[GenerationRequest] = []
+    listen = served.service.listen
+
+    def recording_listen(request: GenerationRequest, take: Callable[[Event], None]) -> Callable[[], None]:
+        seen.append(request)
+        return listen(request, take)
+
+    monkeypatch.setattr(served.service, "listen", recording_listen)
+    fields = {"prompt": "a", "max_tokens": 1, "stream": True} | ({} if body is None else {"priority": body})
+    headers = [] if header is None else [(b"x-priority", header.encode())]
+    assert served.client.post("/v1/completions", json=fields, headers=headers).status_code == 200
+    return seen[0].priority
+
+
+WISHES = [
+    (None, None, Lane.NORMAL),
+    ("high", None, Lane.HIGH),
+    ("low", None, Lane.LOW),
+    (None, "HIGH", Lane.HIGH),
+    (None, "Low", Lane.LOW),
+    (None, "urgent", Lane.NORMAL),
+    (None, "", Lane.NORMAL),
+    ("low", "high", Lane.LOW),
+    (0, "low", Lane.LOW),
+]
+
+
+@pytest.mark.parametrize(("body", "header", "wanted"), WISHES)
+@pytest.mark.parametrize("honoured", list(PriorityHeader))
+def test_the_operator_decides_what_of_a_priority_is_honoured(
+    monkeypatch: pytest.MonkeyPatch, body: object, header: str | None, wanted: Lane, honoured: PriorityHeader
+) -> None:
+    """G19, K142: clients are not authenticated. Off: all are equal; cap: none above normal."""
+    with serving(FakeEngine(), http=HttpConfig(priority_header=honoured)) as served:
+        taken = taken_lane(served, monkeypatch, body, header)
+    may_have = {
+        PriorityHeader.OFF: {Lane.NORMAL},
+        PriorityHeader.CAP: {Lane.NORMAL, Lane.LOW},
+        PriorityHeader.ON: set(Lane),
+    }
+    assert taken == (wanted if wanted in may_have[honoured] else Lane.NORMAL)
+
+
+@pytest.mark.parametrize("priority", ["urgent", "", "HIGH", 1, -1, True, 0.5, ["high"]])
+def test_a_priority_that_is_none_is_refused_whatever_is_honoured(served: Served, priority: object) -> None:
+    response = served.complete("Hello", priority=priority)
+    assert response.status_code == 400
+    assert "priority" in response.json()["error"]["message"]

@@ -28,6 +28,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
     assert config.n_gpu_layers == 99
     scheduler = SchedulerConfig()
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (64, 512, True)
+    assert (scheduler.max_queue_tokens, scheduler.queue_aging) == (0, True)
     assert (scheduler.lookahead, scheduler.preempt_ram) == (True, 1024)
     cache = CacheConfig()
     assert (cache.cache_prompt, cache.cache_disk, cache.slot_prompt_similarity) == (True, None, 0.1)
@@ -97,6 +98,8 @@ def test_a_batch_smaller_than_the_slots_is_refused() -> None:
     ("name", "value"),
     [
         ("max_queue", -1),
+        ("max_queue_tokens", -1),
+        ("queue_aging", 1),
         ("prefill_chunk", -1),
         ("max_queue", None),
         ("mixed_step", "off"),

@@ -14,6 +14,7 @@ from llamaserve.request import (
     SEED_MAX,
     FinishReason,
     GenerationRequest,
+    Lane,
     SamplingParams,
     Timings,
 )
@@ -128,6 +129,10 @@ def test_a_refusal_never_echoes_a_long_value(name: str, value: object) -> None:
         ("boundaries", (True,)),
         ("boundaries", (1.0,)),
         ("boundaries", None),
+        ("return_progress", 1),
+        ("priority", "high"),
+        ("priority", None),
+        ("owner", None),
     ],
 )
 def test_a_field_of_the_wrong_type_is_refused_by_name(name: str, value: object) -> None:
@@ -175,11 +180,12 @@ def test_as_many_and_as_long_stop_strings_as_allowed_are_taken() -> None:
         ("session", "", "session has 0 characters: it must have 1 to 256"),
         ("session", "s" * 257, "session has 257 characters: it must have 1 to 256"),
         ("cache_salt", "s" * 257, "cache_salt has 257 characters: it must have at most 256"),
+        ("owner", "o" * 257, "owner has 257 characters: it must have at most 256"),
         ("session", "\ud800", "session is not valid Unicode: surrogates not allowed at character 0"),
         ("cache_salt", "a\udfff", "cache_salt is not valid Unicode: surrogates not allowed at character 1"),
     ],
 )
-def test_sessions_and_salts_are_bounded(name: str, value: str, message: str) -> None:
+def test_sessions_salts_and_owners_are_bounded(name: str, value: str, message: str) -> None:
     with pytest.raises(BadRequest) as caught:
         GenerationRequest("r", (1,), **{name: value})  # type: ignore[arg-type]  # fields have many types
     assert (str(caught.value), caught.value.param) == (message, name)
@@ -193,6 +199,7 @@ def test_as_long_a_session_and_salt_as_allowed_are_taken() -> None:
 def test_a_request_uses_the_cache_and_belongs_to_nobody_unless_it_says_so() -> None:
     request = GenerationRequest("r", (1,))
     assert (request.cache_prompt, request.cache_salt, request.session, request.boundaries) == (True, "", None, ())
+    assert (request.return_progress, request.priority, request.owner) == (False, Lane.NORMAL, "")
 
 
 @pytest.mark.parametrize("boundaries", [(0,), (3,), (-1,), (2, 1), (1, 1), (1, 3), (10**5000,)], ids=range(7))

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
+from llamaserve.completion import CompletionBuilder
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, FakeFlag
 from llamaserve.engine.port import StepPlan
@@ -25,9 +26,10 @@ from llamaserve.errors import (
     PromptTooLong,
     QueueFull,
 )
-from llamaserve.request import Event, Failed, Finished, GenerationRequest, TextDelta
+from llamaserve.request import Event, Failed, Finished, GenerationRequest, Progress, TextDelta
 from llamaserve.scheduler.thread import SchedulerThread
 from llamaserve.service import Service
+from llamaserve.text_stream import TextStream
 from tests.unit.scheduler.harness import SetClock
 
 PATIENCE_S = 30.0
@@ -91,6 +93,20 @@ def test_the_events_of_a_request_come_in_order_and_end_once(service: Service) ->
 def test_a_plain_thread_gets_the_same_events(service: Service) -> None:
     ends = (asyncio.run(collect(service.stream(request())))[:-1], list(service.stream_blocking(request()))[:-1])
     assert ends[0] == ends[1]
+
+
+def test_progress_passes_and_is_no_part_of_the_text(service: Service) -> None:
+    asked = GenerationRequest("r", tuple(b"hello"), 5, return_progress=True)
+    kinds = [Progress] * 2 + [TextDelta] * 5 + [Finished]
+    assert [type(event) for event in asyncio.run(collect(service.stream(asked)))] == kinds
+    events = list(service.stream_blocking(asked))
+    assert [type(event) for event in events] == kinds
+    builder = CompletionBuilder()
+    for event in events:
+        builder.add(event)
+    text = "".join(TextStream(service.stream_blocking(asked)))
+    assert builder.completion.text == text
+    assert len(builder.completion.tokens) == 5
 
 
 def test_several_loops_and_threads_are_served_side_by_side(service: Service) -> None:

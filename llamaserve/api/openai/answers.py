@@ -13,7 +13,7 @@ import msgspec
 
 from llamaserve.api.openai.errors import error_json
 from llamaserve.api.sse import DONE_EVENT, sse_event
-from llamaserve.request import Finished, TextDelta
+from llamaserve.request import Finished, Progress, TextDelta
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,6 +50,19 @@ class Usage(msgspec.Struct):
         total = finished.prompt_tokens + finished.completion_tokens
         details = PromptTokensDetails(finished.cached_tokens)
         return cls(finished.prompt_tokens, finished.completion_tokens, total, details)
+
+
+class PromptProgress(msgspec.Struct):
+    """How far a prompt is, in llama-server's words."""
+
+    total: int
+    """Tokens of the prompt."""
+    cache: int
+    """Those of them that were not computed for this request."""
+    processed: int
+    """Those that are done, the cached ones included."""
+    time_ms: int
+    """Since its first token was begun."""
 
 
 class _Message(msgspec.Struct):
@@ -150,6 +163,16 @@ class ChunkEncoder:
         """The chunk for new text, after the opening one if this is the first; nothing while the text is held back."""
         chunk = self._text_start + _encode(delta.text) + self._text_end if delta.text else b""
         return chunk if self._is_open else self._opening() + chunk
+
+    def encode_progress(self, progress: Progress, time_ms: float) -> bytes:
+        """A chunk without text that says how far the prompt is; the first of them is the opening one too."""
+        fields = self._shape.without_text
+        if not self._is_open:
+            self._is_open = True
+            fields = self._shape.opening
+        shown = PromptProgress(progress.total, progress.cached, progress.cached + progress.computed, round(time_ms))
+        parts = [self._choice_start, fields, b',"finish_reason":null}],"prompt_progress":', _encode(shown)]
+        return b"".join([*parts, self._chunk_end.removeprefix(b"]")])
 
     def encode_end(self, finished: Finished) -> bytes:
         """The chunk with the finish reason, the usage chunk if it was asked for, and the end mark."""

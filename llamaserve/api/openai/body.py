@@ -48,6 +48,8 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     session: str | None = None
     timeout: float | None = None
     sse_ping_interval: int | None = None
+    priority: str | int | None = None
+    return_progress: bool | None = None
 
     @property
     def is_streamed(self) -> bool:

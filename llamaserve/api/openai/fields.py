@@ -30,7 +30,6 @@ HARMLESS_FIELDS = frozenset(
         "n_cache_reuse",
         "n_keep",
         "n_discard",
-        "priority",
         "request_id",
     }
 )
@@ -96,7 +95,6 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "prompt_logprobs": (0, False),
     "return_tokens": (False,),
     "return_token_ids": (False,),
-    "return_progress": (False,),
     "timings_per_token": (False,),
     "response_fields": ([],),
     "post_sampling_probs": (False,),

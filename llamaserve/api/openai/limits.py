@@ -1,7 +1,7 @@
-"""How long a request may take: from the body or a header. Any thread.
+"""How long a request may take and how urgent it is: from the body or a header. Any thread.
 
-The body wins. A header that cannot be read is an error like a field that cannot: a deadline that silently is none would
-be found when it is needed.
+The body wins. A timeout's header that cannot be read is an error like a field that cannot: a deadline that silently is
+none would be found when it is needed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,16 @@ from __future__ import annotations
 import re
 
 from llamaserve.api.openai.body import GenerationBody
+from llamaserve.config import PriorityHeader
 from llamaserve.errors import BadRequest, shown
+from llamaserve.request import Lane
+from llamaserve.scheduler.lanes import parse_field, parse_header
 from llamaserve.service import MAX_TIMEOUT_S
 
 TIMEOUT_HEADER = "x-request-timeout"
+PRIORITY_HEADER = "x-priority"
+NO_PRIORITY = 0
+"""vLLM's default, which many clients send: it asks for nothing."""
 OFF_INTERVALS = (-1, 0)
 """Ping intervals that mean never: llama-server's and ours."""
 _SECONDS = re.compile(r"[0-9]{1,16}(\.[0-9]{0,16})?|\.[0-9]{1,16}")
@@ -29,6 +35,18 @@ def timeout_s(body: GenerationBody, header: str | None) -> float | None:
         return None
     text = header.strip()
     return _checked(TIMEOUT_HEADER, float(text) if _SECONDS.fullmatch(text) else None, text)
+
+
+def lane(body: GenerationBody, header: str | None, honoured: PriorityHeader) -> Lane:
+    """The lane a request asks for, as far as that is ``honoured``; a wish that is not is no error.
+
+    Raises BadRequest when the body names none; a header that names none is Normal (K142).
+    """
+    asks_for_nothing = body.priority is None or body.priority == NO_PRIORITY
+    wanted = parse_header(header) if asks_for_nothing else parse_field(body.priority)
+    if honoured is PriorityHeader.OFF:
+        return Lane.NORMAL
+    return wanted if honoured is PriorityHeader.ON else wanted.at_most(Lane.NORMAL)
 
 
 def ping_interval_s(body: GenerationBody, default_s: float) -> float:

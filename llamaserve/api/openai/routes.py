@@ -32,7 +32,7 @@ from llamaserve.api.openai.answers import (
 from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
 from llamaserve.api.openai.errors import error_response
 from llamaserve.api.openai.fields import UnknownFieldLog
-from llamaserve.api.openai.limits import TIMEOUT_HEADER, ping_interval_s, timeout_s
+from llamaserve.api.openai.limits import PRIORITY_HEADER, TIMEOUT_HEADER, lane, ping_interval_s, timeout_s
 from llamaserve.api.openai.prompts import PromptTokens, chat_prompt, completion_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.sse import EventStreamResponse
@@ -45,7 +45,7 @@ from llamaserve.errors import (
     LlamaServeError,
     ModelNotFound,
 )
-from llamaserve.request import MAX_NAME_LENGTH, Event, Finished, GenerationRequest, TextDelta
+from llamaserve.request import MAX_NAME_LENGTH, Event, Failed, Finished, GenerationRequest, TextDelta
 from llamaserve.service import Service
 
 PREPARING_THREADS = 2
@@ -88,6 +88,7 @@ class IncomingRequest:
     body: bytes
     session_header: str | None
     timeout_header: str | None
+    priority_header: str | None
 
 
 Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
@@ -164,6 +165,7 @@ class OpenAIRoutes:
             body=body,
             session_header=request.headers.get(SESSION_HEADER),
             timeout_header=request.headers.get(TIMEOUT_HEADER),
+            priority_header=request.headers.get(PRIORITY_HEADER),
         )
         prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, incoming))
         del body, incoming  # up to megabytes, which the answer does not need
@@ -222,6 +224,8 @@ class OpenAIRoutes:
             cache_salt="" if body.cache_salt is None else body.cache_salt,
             session=_session(body, incoming.session_header),
             boundaries=prompt.boundaries,
+            return_progress=body.is_streamed and bool(body.return_progress),
+            priority=lane(body, incoming.priority_header, self._config.priority_header),
         )
         return PreparedRequest(
             generation,
@@ -314,7 +318,7 @@ async def _collect(stream: AsyncGenerator[Event, None]) -> _Answered | _Broken:
                 n_tokens += len(event.tokens)
             elif isinstance(event, Finished):
                 return _Answered("".join(parts), event)
-            else:
+            elif isinstance(event, Failed):
                 return _Broken(event.error, n_tokens)
     raise EngineError("the request ended without a last event")
 

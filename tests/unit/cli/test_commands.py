@@ -103,6 +103,7 @@ def test_an_error_of_ours_is_one_line_and_ends_with_1(run: Run) -> None:
 def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> None:
     flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa off --no-mmap --mlock --swa-full"
     flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
+    flags += " --max-queue-tokens 9 --no-queue-aging"
     flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step --no-lookahead --preempt-ram 7"
     flags += " --no-cache-prompt -cram 9 --cache-disk kept,2.5 -sps 0.25 --no-slots"
     flags += " --drain-timeout 2.5 --sse-ping-interval 0 --priority-header cap"
@@ -115,6 +116,7 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert (engine.flash_attention, engine.profile) == (FlashAttention.OFF, Profile.PARITY)
     assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
+    assert (scheduler.max_queue_tokens, scheduler.queue_aging) == (9, False)
     assert (scheduler.lookahead, scheduler.preempt_ram) == (False, 7)
     assert fake.cache_configs == [
         CacheConfig(

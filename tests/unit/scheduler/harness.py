@@ -9,7 +9,7 @@ from llamaserve.cache.build import make_prefix_memory
 from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.errors import LlamaServeError
-from llamaserve.request import Event, Failed, Finished, GenerationRequest, SamplingParams, TextDelta
+from llamaserve.request import Event, Failed, Finished, GenerationRequest, Lane, Progress, SamplingParams, TextDelta
 from llamaserve.scheduler.scheduler import Scheduler
 from tests.unit.scheduler.invariants import check
 
@@ -61,6 +61,10 @@ class Harness:
         cache_prompt: bool = False,
         cache_salt: str = "",
         session: str | None = None,
+        return_progress: bool = False,
+        priority: Lane = Lane.NORMAL,
+        owner: str = "",
+        timeout_s: float | None = None,
     ) -> str:
         """Submit a request; its id. It reuses nothing and leaves nothing unless ``cache_prompt`` says so."""
         name = f"r{next(self._ids)}" if request_id is None else request_id
@@ -73,8 +77,11 @@ class Harness:
             cache_prompt=cache_prompt,
             cache_salt=cache_salt,
             session=session,
+            return_progress=return_progress,
+            priority=priority,
+            owner=owner,
         )
-        self.scheduler.submit(request)
+        self.scheduler.submit(request, timeout_s)
         return name
 
     def tick(self, times: int = 1) -> None:
@@ -100,9 +107,13 @@ class Harness:
         """The tokens delivered so far."""
         return [token for event in self.events[request_id] if isinstance(event, TextDelta) for token in event.tokens]
 
+    def progress(self, request_id: str) -> list[Progress]:
+        """How far the prompt was, as delivered."""
+        return [event for event in self.events[request_id] if isinstance(event, Progress)]
+
     def terminals(self, request_id: str) -> list[Event]:
         """The terminal events; there should be one, at the end."""
-        return [event for event in self.events[request_id] if not isinstance(event, TextDelta)]
+        return [event for event in self.events[request_id] if isinstance(event, Finished | Failed)]
 
     def finished(self, request_id: str) -> Finished:
         """The end of a request that did not fail."""

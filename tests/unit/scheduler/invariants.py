@@ -17,13 +17,18 @@ def check(scheduler: Scheduler) -> None:
     busy = {slot.seq_id for slot in scheduler._slots if slot.work is not None}
     assert {slot.seq_id for slot in scheduler._running.values()} == busy
     assert len(scheduler._idle) == len(scheduler._slots) - len(busy)
-    preempted = set(scheduler._preempted)
-    assert not scheduler._running.keys() & (scheduler._waiting.keys() | preempted)
-    assert not scheduler._waiting.keys() & preempted
-    assert scheduler._running.keys() | scheduler._waiting.keys() | preempted <= scheduler._inbox.live
+    preempted, waiting = set(scheduler._preempted), set(scheduler._waiting)
+    assert not scheduler._running.keys() & (waiting | preempted)
+    assert not waiting & preempted
+    assert scheduler._running.keys() | waiting | preempted <= scheduler._inbox.live
+    assert scheduler._waiting._charges.keys() == scheduler._running.keys() | preempted, "settled once, at the end"
+    limits = scheduler._inbox._limits
+    assert limits._begun == (scheduler._running.keys() | preempted) - scheduler._inbox._cancelled
+    assert limits._waiting.keys() >= waiting - scheduler._inbox._cancelled
+    assert limits._waiting.keys() <= scheduler._inbox.live
     assert not scheduler._events, "events were not delivered"
     assert scheduler._n_failed_steps < MAX_CONSECUTIVE_FAILED_STEPS or scheduler._inbox.refusal is not None
-    assert scheduler._inbox.refusal is None or not (busy or scheduler._waiting or preempted), "work after a shut-down"
+    assert scheduler._inbox.refusal is None or not (busy or waiting or preempted), "work after a shut-down"
     assert set(scheduler._engine.ahead_rows) <= busy, "a step runs ahead of a slot that is idle"
     assert scheduler._broken <= busy or scheduler._inbox.refusal is not None, "an idle slot is taken for broken"
     _check_preempted(scheduler)

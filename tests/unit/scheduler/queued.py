@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llamaserve.request import Lane
 from llamaserve.scheduler.admission_queue import AdmissionQueue
-from llamaserve.scheduler.lanes import Lane
 
 
 @dataclass(frozen=True, slots=True)

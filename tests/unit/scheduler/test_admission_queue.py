@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamaserve.errors import ConfigError
+from llamaserve.request import Lane
 from llamaserve.scheduler.admission_queue import LOOK_LIMIT, PASS_LIMIT
 from llamaserve.scheduler.expected_output import FIRST_GUESS
 from llamaserve.scheduler.lane_aging import LANE_BOUNDS
 from llamaserve.scheduler.lane_queue import OLDEST_EVERY, SESSION_TURNS
-from llamaserve.scheduler.lanes import LANES, Lane
+from llamaserve.scheduler.lanes import LANES
 from tests.unit.scheduler.queued import Queue, Queued, end, ids, popped, queue_of
 
 HIGH, NORMAL, LOW = LANES

@@ -50,7 +50,7 @@ def test_the_scheduler_computes_nothing_itself(path: Path) -> None:
         ("logits = self._model.decode(batch)", ".decode("),
         ("token = sampler.sample(logits)", ".sample("),
         ("text = piece.decode()", ".decode("),
-        ("self._engine.memory_seq_cp(0)", "engine.memory_seq_rm"),
+        ("self._engine.memory_seq_cp(0)", "engine.memory_seq_cp"),
         ("from llamaserve._engine import Engine", "from llamaserve._engine"),
     ],
 )

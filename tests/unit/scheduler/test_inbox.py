@@ -30,16 +30,16 @@ def inbox_with(*request_ids: str) -> Inbox:
     """An inbox with live requests and no untaken command."""
     inbox = Inbox(n_slots=2, max_queue=2)
     for request_id in request_ids:
-        inbox.submit(request(request_id), PROMPT, 0.0)
+        inbox.submit(Submit(request(request_id), PROMPT, 0.0))
     inbox.take()
     return inbox
 
 
 def test_commands_come_out_in_the_order_they_came_in() -> None:
     inbox = Inbox(n_slots=1, max_queue=0)
-    inbox.submit(request("a"), PROMPT, 1.0)
+    inbox.submit(Submit(request("a"), PROMPT, 1.0))
     inbox.cancel("a")
-    inbox.submit(request("b"), PROMPT, 2.0)
+    inbox.submit(Submit(request("b"), PROMPT, 2.0))
     inbox.stop(EngineDown("end"))
     assert inbox.take() == [Submit(request("a"), PROMPT, 1.0), Cancel("a"), Submit(request("b"), PROMPT, 2.0), Stop()]
     assert inbox.take() == []
@@ -49,20 +49,20 @@ def test_a_place_is_taken_until_the_request_leaves() -> None:
     """S48."""
     inbox = inbox_with("a", "b", "c", "d")
     with pytest.raises(QueueFull):
-        inbox.submit(request("e"), PROMPT, 0.0)
+        inbox.submit(Submit(request("e"), PROMPT, 0.0))
     assert inbox.n_rejected == 1
     inbox.leave("b")
-    inbox.submit(request("e"), PROMPT, 0.0)
+    inbox.submit(Submit(request("e"), PROMPT, 0.0))
     assert inbox.live == {"a", "c", "d", "e"}
 
 
 def test_an_id_is_free_again_when_the_request_left() -> None:
     inbox = inbox_with("a")
     with pytest.raises(BadRequest):
-        inbox.submit(request("a"), PROMPT, 0.0)
+        inbox.submit(Submit(request("a"), PROMPT, 0.0))
     inbox.cancel("a")
     inbox.leave("a")
-    inbox.submit(request("a"), PROMPT, 0.0)
+    inbox.submit(Submit(request("a"), PROMPT, 0.0))
     assert not inbox.is_cancelled("a")
 
 
@@ -71,7 +71,7 @@ def test_the_first_refusal_stays() -> None:
     inbox.refuse(EngineDown("first"))
     inbox.stop(EngineDown("second"))
     with pytest.raises(EngineDown, match="first"):
-        inbox.submit(request("a"), PROMPT, 0.0)
+        inbox.submit(Submit(request("a"), PROMPT, 0.0))
 
 
 def test_a_step_is_stopped_by_the_last_of_its_cancels() -> None:
@@ -150,7 +150,7 @@ def test_a_stop_ends_the_running_step_and_every_later_one() -> None:
 
 def test_everybody_left_is_told_who_left() -> None:
     inbox = inbox_with("a")
-    inbox.submit(request("b"), PROMPT, 0.0)
+    inbox.submit(Submit(request("b"), PROMPT, 0.0))
     assert sorted(inbox.leave_all()) == ["a", "b"]
     assert inbox.leave_all() == []
 
@@ -216,7 +216,7 @@ def stop_inside(call: Callable[[Inbox], object], at: int) -> Inbox | None:
 def submit_if_taken(inbox: Inbox) -> None:
     """Submit, before or after the stop."""
     with contextlib.suppress(EngineDown):
-        inbox.submit(request("c"), PROMPT, 0.0)
+        inbox.submit(Submit(request("c"), PROMPT, 0.0))
 
 
 CALLS: dict[str, Callable[[Inbox], object]] = {

@@ -7,8 +7,9 @@ from itertools import combinations
 import pytest
 
 from llamaserve.errors import BadRequest
+from llamaserve.request import Lane
 from llamaserve.scheduler.lane_aging import LANE_BOUNDS, lane_order, skips_after
-from llamaserve.scheduler.lanes import LANES, Lane, parse_field, parse_header
+from llamaserve.scheduler.lanes import LANES, parse_field, parse_header
 
 HIGH, NORMAL, LOW = LANES
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llamaserve.engine.fake import N_VOCAB, FakeEngine
 from llamaserve.errors import BadToken, EmptyPrompt, PromptTooLong
 from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
-from llamaserve.scheduler.admission import check_request, has_place
+from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.finish import finish_reason
 from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
 from llamaserve.scheduler.tick_policy import StepKind, choose_step, choose_step_kind, prompt_budget
@@ -50,15 +50,6 @@ def test_a_bias_on_a_token_outside_the_vocabulary_is_refused() -> None:
 
 def test_the_edges_of_the_vocabulary_are_inside() -> None:
     check_request(GenerationRequest("r", (0, N_VOCAB - 1)), INFO)
-
-
-@pytest.mark.parametrize(
-    ("n_wanted", "max_queue", "expected"),
-    [(0, 1, True), (3, 1, True), (4, 1, True), (5, 1, False), (6, 1, False), (10_000, 0, True)],
-)
-def test_the_queue_is_bounded_beyond_the_slots(n_wanted: int, max_queue: int, expected: bool) -> None:
-    """S48, with 4 slots; 0 is without limit."""
-    assert has_place(n_wanted, n_slots=4, max_queue=max_queue) is expected
 
 
 GOES_ON = {

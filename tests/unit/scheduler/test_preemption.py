@@ -13,7 +13,7 @@ from llamaserve.engine.fake import FakeEngine, FakeSuspended
 from llamaserve.engine.port import RowError, SuspendedSequence
 from llamaserve.errors import Cancelled, ContextFull, EngineDown, EngineError
 from llamaserve.request import GenerationRequest, SamplingParams, Timings
-from llamaserve.scheduler.kv_pressure import MOST_GROWTH, Runner, choose_victim, may_come_back
+from llamaserve.scheduler.kv_pressure import MOST_GROWTH, Runner, choose_victim, n_missing
 from llamaserve.scheduler.opening import prompt_of
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
 from llamaserve.scheduler.slot import Work
@@ -66,7 +66,7 @@ def test_one_comes_back_when_all_have_room_to_grow(
 ) -> None:
     """32 cells each, a sixteenth of a small context; where nobody runs there is nothing to wait for."""
     assert MOST_GROWTH == 32
-    assert may_come_back(n_cells=n_cells, n_free=n_free, n_ctx=n_ctx, n_running=n_running) is expected
+    assert (n_missing(n_cells=n_cells, n_free=n_free, n_ctx=n_ctx, n_running=n_running) <= 0) is expected
 
 
 def preempted(name: str, order: int, n_bytes: int = 0) -> Preempted:
@@ -251,20 +251,20 @@ def test_a_prompt_in_the_middle_begins_again(config: SchedulerConfig) -> None:
 
 
 class HeavyEngine(FakeEngine):
-    """A cell takes 64 KiB of the memory for copies, so that 16 of them fill a mebibyte."""
+    """A cell takes 48 KiB of the memory for copies, so that 21 of them fill a mebibyte."""
 
     def suspend(self, seq_id: int, max_bytes: int) -> FakeSuspended:
-        suspended = super().suspend(seq_id, max_bytes // 2**16)
-        suspended.n_bytes *= 2**16
+        suspended = super().suspend(seq_id, max_bytes // (48 * 2**10))
+        suspended.n_bytes *= 48 * 2**10
         return suspended
 
 
 def test_copies_beyond_the_limit_are_not_made() -> None:
     """Three that give way: the first copy leaves no room for the second, the third is small."""
     harness = Harness(HeavyEngine(n_ctx=53), SchedulerConfig(preempt_ram=1))
-    prompts = [b"o" * 30, b"a", b"b" * 10, b"c" * 10]
+    prompts = [b"o" * 24, b"a", b"b" * 8, b"c" * 8]
     ids = [harness.submit(prompt, max_tokens=12) for prompt in prompts]
-    harness.tick()
+    harness.tick(5)
     copied = []
     for _ in range(3):
         harness.engine.fail_row(0, RowError.CONTEXT_FULL)
@@ -512,3 +512,54 @@ def test_no_more_rows_give_way_when_an_end_in_the_same_step_leaves_room() -> Non
     assert harness.scheduler.stats().preemptions == 0
     harness.run()
     assert harness.tokens(goes_on) == alone(b"goes on", 10)[1]
+
+
+# Coming in.
+
+
+def test_a_new_request_comes_in_when_its_prompt_and_some_growth_fit_beside_the_others() -> None:
+    """What running prompts still need counts as taken: 4 cells of growth each, and one too few."""
+    for n_prompt, n_running in ((12, 2), (13, 1)):
+        harness = Harness(FakeEngine(n_slots=2, n_ctx=64, n_ctx_seq=64), SchedulerConfig(prefill_chunk=4))
+        harness.submit(b"a" * 44, max_tokens=5)
+        late = harness.submit(b"b" * n_prompt, max_tokens=5)
+        harness.tick()
+        assert harness.scheduler.stats().active_slots == n_running
+        harness.run()
+        assert harness.tokens(late) == alone(b"b" * n_prompt, 5)[1]
+        assert harness.scheduler.stats().preemptions == 0
+
+
+def test_a_smaller_request_may_begin_while_a_larger_one_waits_for_room() -> None:
+    harness = Harness(FakeEngine(n_slots=2, n_ctx=64, n_ctx_seq=64))
+    harness.submit(b"a" * 40, max_tokens=20)
+    large, small = harness.submit(b"b" * 40, max_tokens=2), harness.submit(b"c" * 4, max_tokens=2)
+    harness.tick(3)
+    harness.finished(small)
+    assert not harness.events[large]
+    harness.run()
+    harness.finished(large)
+
+
+def test_cells_that_a_running_request_shares_are_not_needed_twice() -> None:
+    """A long prefix that two have in common: the second comes in although it would not fit alone."""
+    harness = Harness(FakeEngine(n_slots=2, n_ctx=64, n_ctx_seq=64))
+    harness.submit(b"a" * 40 + b"x", max_tokens=9, cache_prompt=True)
+    harness.tick()
+    harness.submit(b"a" * 40 + b"y", max_tokens=9, cache_prompt=True)
+    harness.tick(2)  # a step was under way
+    assert harness.scheduler.stats().active_slots == 2
+    stranger = Harness(FakeEngine(n_slots=2, n_ctx=64, n_ctx_seq=64))
+    stranger.submit(b"a" * 40 + b"x", max_tokens=9, cache_prompt=True)
+    stranger.tick()
+    stranger.submit(b"a" * 40 + b"y", max_tokens=9, cache_prompt=True, cache_salt="other")
+    stranger.tick(2)
+    assert stranger.scheduler.stats().active_slots == 1
+
+
+def test_slots_with_cells_of_their_own_are_always_filled() -> None:
+    harness = Harness(FakeEngine(n_slots=2, n_ctx=64, n_ctx_seq=32))
+    for _ in range(2):
+        harness.submit(b"a" * 28, max_tokens=4)
+    harness.tick()
+    assert harness.scheduler.stats().active_slots == 2

@@ -550,16 +550,6 @@ def test_a_restored_text_takes_one_id_however_many_copies_it_had() -> None:
     assert harness.scheduler.stats().prefix_gauges.parked_sequences <= 3
 
 
-def test_what_a_request_computed_before_it_gave_its_place_up_was_not_cached() -> None:
-    harness = Harness(FakeEngine(n_ctx=256, n_slots=2), SchedulerConfig(prefill_chunk=32))
-    ask(harness, bytes([1]) * 100, max_tokens=100)
-    harness.tick(12)
-    second = ask(harness, bytes([2]) * 140, max_tokens=4)
-    harness.run()
-    assert harness.scheduler.stats().preemptions > 0
-    assert cached(harness, second) == 0
-
-
 @pytest.mark.parametrize("n_tokens", [1010, 1024, 1030, 1050, 1060, 2060])
 def test_a_spilled_text_comes_back_whole_whatever_its_length(n_tokens: int) -> None:
     """No piece stays that is too short for a copy of its own: those behind it would have nothing to go on from."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamaserve.errors import QueueFull
-from llamaserve.scheduler.queue_limits import QueueLimits, QueueTokensFull
+from llamaserve.errors import QueueFull, QueueTokensFull
+from llamaserve.scheduler.queue_limits import QueueLimits
 
 
 def filled(limits: QueueLimits, *sizes: int) -> QueueLimits:

@@ -15,13 +15,15 @@ from llamaserve.errors import (
     BadToken,
     Cancelled,
     ContextFull,
+    DeadlineExceeded,
     DecodeFailed,
     EmptyPrompt,
     EngineDown,
     PromptTooLong,
     QueueFull,
+    QueueTokensFull,
 )
-from llamaserve.request import FinishReason, SamplingParams, TextDelta, Timings
+from llamaserve.request import Finished, FinishReason, Lane, Progress, SamplingParams, TextDelta, Timings
 from llamaserve.scheduler.scheduler import MAX_CONSECUTIVE_FAILED_STEPS
 from llamaserve.scheduler.stats import Discard, SchedulerStats
 from tests.unit.scheduler.harness import Harness, alone
@@ -657,7 +659,19 @@ def test_a_prompt_that_finds_no_cells_waits_and_the_running_request_goes_on() ->
     harness.run()
     assert harness.tokens(running) == alone(b"q" * 20, 15)[1]
     assert harness.tokens(late) == alone(b"p" * 30)[1]
-    assert harness.scheduler.stats().preemptions >= 1
+    assert harness.scheduler.stats().preemptions == 0
+
+
+def test_a_prompt_that_others_outgrow_gives_its_place_up_and_begins_again() -> None:
+    """S12, S13."""
+    harness = Harness(FakeEngine(n_ctx=40, n_slots=2), SchedulerConfig(prefill_chunk=1))
+    running = harness.submit(b"q" * 4, max_tokens=30)
+    harness.tick(5)
+    late = harness.submit(b"p" * 24)
+    harness.run()
+    assert harness.tokens(running) == alone(b"q" * 4, 30)[1]
+    assert harness.tokens(late) == alone(b"p" * 24)[1]
+    assert harness.scheduler.stats().preemptions == 1
 
 
 @pytest.mark.parametrize("n_requests", [1, 3])
@@ -931,6 +945,7 @@ def test_stats_say_what_is_going_on() -> None:
         requests_cancelled=0,
         requests_failed=0,
         queue_rejects=0,
+        token_rejects=0,
         preempted_requests=0,
         preemptions=0,
         recomputed_tokens=0,
@@ -945,6 +960,7 @@ def test_stats_say_what_is_going_on() -> None:
         build_s=0.0,
         decode_s=0.0,
         sample_s=0.0,
+        latencies=stats.latencies,  # tested below
     )
 
 
@@ -1007,3 +1023,147 @@ def test_an_ended_text_stays_ended_when_eos_is_forbidden() -> None:
     harness.run()
     assert harness.text(request_id) == "....."
     assert harness.finished(request_id).reason is FinishReason.LENGTH
+
+
+def test_whoever_asks_is_told_how_far_the_prompt_is() -> None:
+    """Once with the slot and after each piece, before the first text; cached tokens are told apart."""
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(prefill_chunk=4))
+    request_id = harness.submit(b"0123456789", max_tokens=2, return_progress=True, cache_prompt=True)
+    silent = harness.submit(b"0123456789", max_tokens=2, cache_prompt=True)
+    harness.run()
+    again = harness.submit(b"0123456789abc", max_tokens=2, return_progress=True, cache_prompt=True)
+    harness.run()
+    assert harness.progress(request_id) == [Progress(10, 0, n) for n in (0, 4, 8, 10)]
+    assert harness.progress(silent) == []
+    assert harness.progress(again) == [Progress(13, 10, 0), Progress(13, 10, 3)]
+    kinds = [type(event) for event in harness.events[request_id]]
+    assert kinds == [Progress] * 4 + [TextDelta] * 2 + [Finished]
+
+
+def test_a_prompt_that_came_back_for_its_text_is_not_shown_again() -> None:
+    """Its tokens are computed again, but for a text that has begun."""
+    harness = Harness(FakeEngine(n_slots=2, n_ctx=64, n_ctx_seq=64), SchedulerConfig(preempt_ram=0))
+    harness.submit(b"a" * 20, max_tokens=40)
+    second = harness.submit(b"b" * 20, max_tokens=15, return_progress=True)
+    harness.run()
+    assert harness.scheduler.stats().recomputed_tokens > 0
+    assert harness.progress(second) == [Progress(20, 0, 0), Progress(20, 0, 20)]
+
+
+def test_latencies_are_measured_at_steps() -> None:
+    harness = Harness(FakeEngine(n_slots=1))
+    first, second = harness.submit(b"ab", max_tokens=3), harness.submit(b"cd", max_tokens=1)
+    for _ in range(4):
+        harness.clock.now_s += 1.0
+        harness.tick()
+    assert harness.finished(first).timings.total_s == 3.0
+    assert harness.finished(second).timings.total_s == 4.0
+    latencies = harness.scheduler.stats().latencies
+    assert (latencies.queue_wait.n_observed, latencies.queue_wait.total) == (2, 1.0 + 4.0)
+    assert (latencies.first_token.n_observed, latencies.first_token.total) == (2, 1.0 + 4.0)
+    assert (latencies.token_gap.n_observed, latencies.token_gap.total) == (2, 2.0)
+    assert (latencies.request.n_observed, latencies.request.total) == (2, 3.0 + 4.0)
+    assert latencies.step_parts["decode"].n_observed == 4
+
+
+def test_requests_that_fail_are_in_no_histogram_of_whole_requests() -> None:
+    harness = Harness(FakeEngine(n_slots=1))
+    cancelled = harness.submit(max_tokens=100)
+    harness.tick(3)
+    harness.scheduler.cancel(cancelled)
+    harness.run()
+    latencies = harness.scheduler.stats().latencies
+    assert (latencies.first_token.n_observed, latencies.request.n_observed) == (1, 0)
+
+
+# Who is next.
+
+
+def order_of_firsts(harness: Harness) -> list[str]:
+    """Ids in the order of their first events."""
+    return list(harness.events)
+
+
+def test_a_flood_of_urgent_requests_leaves_a_normal_one_the_third_slot() -> None:
+    """K103: granted at decision 3 exactly, whatever comes; without aging it starves."""
+    for ages in (True, False):
+        harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(max_queue=0, queue_aging=ages))
+        harness.submit(max_tokens=1)
+        harness.tick()
+        parked = harness.submit(max_tokens=1)
+        for _ in range(8):
+            harness.submit(max_tokens=1, priority=Lane.HIGH)
+            harness.submit(max_tokens=1, priority=Lane.HIGH)
+            harness.tick()
+        order = order_of_firsts(harness)[1:]
+        assert (order.index(parked) == 2) if ages else (parked not in order)
+
+
+def test_a_second_users_single_request_does_not_wait_for_the_first_users_fifty() -> None:
+    """No longer than a quarter of them: here it is among the next four that get a slot."""
+    harness = Harness(FakeEngine(n_slots=4), SchedulerConfig(max_queue=0))
+    crowd = [harness.submit(b"%d" % n, max_tokens=5, owner="first") for n in range(50)]
+    harness.tick(2)
+    single = harness.submit(b"single", max_tokens=5, owner="second")
+    harness.run()
+    order = order_of_firsts(harness)
+    assert order.index(single) <= 4 + 4
+    assert set(order) == {*crowd, single}
+
+
+def test_a_request_that_waits_too_long_ends_and_frees_its_place() -> None:
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(max_queue=1))
+    running = harness.submit(max_tokens=20, timeout_s=5.0)
+    harness.tick()
+    late = harness.submit(timeout_s=5.0)
+    with pytest.raises(QueueFull):
+        harness.submit()
+    harness.clock.now_s += 5.0
+    harness.tick()
+    assert str(harness.error(late)) == str(DeadlineExceeded(5.0))
+    harness.submit()
+    harness.run()
+    assert harness.finished(running).completion_tokens == 20, "whoever has a slot is not the queue's to end"
+    stats = harness.scheduler.stats()
+    assert (stats.requests_cancelled, stats.requests_done, stats.queue_rejects) == (1, 2, 1)
+
+
+def test_a_queue_full_of_tokens_refuses_and_says_so() -> None:
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(max_queue=0, max_queue_tokens=20))
+    harness.submit()
+    harness.tick()
+    harness.submit(b"p" * 15)
+    with pytest.raises(QueueTokensFull, match="15 prompt tokens wait, 6 more would pass its limit of 20"):
+        harness.submit(b"p" * 6)
+    harness.submit(b"p" * 5)
+    stats = harness.scheduler.stats()
+    assert (stats.queue_rejects, stats.token_rejects) == (0, 1)
+
+
+def test_who_is_refused_is_told_how_fast_the_queue_empties() -> None:
+    """A place in 10 seconds; before anything was measured, in 5."""
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(max_queue=10))
+    for _ in range(11):
+        harness.submit(max_tokens=1)
+    with pytest.raises(QueueFull) as caught:
+        harness.submit()
+    assert caught.value.retry_after_s == 5
+    for _ in range(60):
+        harness.clock.now_s += 10.0
+        harness.tick()
+        harness.submit(max_tokens=1)
+    with pytest.raises(QueueFull) as caught:
+        harness.submit()
+    assert 9 <= caught.value.retry_after_s <= 11
+
+
+def test_a_session_whose_slot_is_idle_goes_first_a_bounded_number_of_times() -> None:
+    """S32, K152."""
+    harness = Harness(FakeEngine(n_slots=1), SchedulerConfig(max_queue=0))
+    harness.submit(max_tokens=1, session="s")
+    harness.submit(b"other", max_tokens=1)
+    names = [harness.submit(b"turn", max_tokens=1, session="s") for _ in range(4)]
+    harness.run()
+    order = order_of_firsts(harness)
+    assert order[1:3] == names[:2]
+    assert order[3] == "r1"

@@ -11,8 +11,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, preco
 from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.fake import EOS, FakeEngine, letters
 from llamaserve.engine.port import RowError
-from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, QueueFull, RewindFailed
-from llamaserve.request import Failed, Finished
+from llamaserve.errors import (
+    Cancelled,
+    ContextFull,
+    DeadlineExceeded,
+    DecodeFailed,
+    EngineDown,
+    QueueFull,
+    QueueTokensFull,
+    RewindFailed,
+)
+from llamaserve.request import Failed, Finished, Lane
 from tests.unit.scheduler.harness import Harness
 
 N_CTX_SEQ = 48
@@ -76,6 +85,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         n_spare=st.integers(0, 20),
         n_ctx=st.sampled_from([N_CTX_SEQ, 64, 4 * N_CTX_SEQ]),
         max_queue=st.integers(0, 3),
+        max_queue_tokens=st.sampled_from([0, 0, 60]),
+        queue_aging=st.booleans(),
         prefill_chunk=st.integers(0, 9),
         mixed_step=st.booleans(),
         lookahead=st.sampled_from([True, True, False]),
@@ -91,6 +102,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         n_spare: int,
         n_ctx: int,
         max_queue: int,
+        max_queue_tokens: int,
+        queue_aging: bool,
         prefill_chunk: int,
         mixed_step: bool,
         lookahead: bool,
@@ -103,6 +116,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.failing = failing
         self.config = SchedulerConfig(
             max_queue=max_queue,
+            max_queue_tokens=max_queue_tokens,
+            queue_aging=queue_aging,
             prefill_chunk=prefill_chunk,
             mixed_step=mixed_step,
             lookahead=lookahead,
@@ -113,7 +128,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.n_slots = n_slots
         self.taken: dict[str, tuple[tuple[int, ...], int | None, tuple[str, ...]]] = {}
         self.was_cancelled: set[str] = set()
-        self.may_happen: set[type[Exception]] = {Cancelled}
+        self.has_deadline: set[str] = set()
+        self.may_happen: set[type[Exception]] = {Cancelled, DeadlineExceeded}
 
     @rule(
         target=requests,
@@ -123,6 +139,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_prompt=st.sampled_from([True, True, False]),
         cache_salt=st.sampled_from(["", "", "salt"]),
         session=st.sampled_from([None, None, "a", "b"]),
+        priority=st.sampled_from(Lane),
+        owner=st.sampled_from(["", "a", "b"]),
+        timeout_s=st.sampled_from([None, None, 1.0, 3.0]),
     )
     def submit(
         self,
@@ -133,6 +152,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_prompt: bool = True,
         cache_salt: str = "",
         session: str | None = None,
+        priority: Lane = Lane.NORMAL,
+        owner: str = "",
+        timeout_s: float | None = None,
     ) -> str:
         try:
             request_id = self.harness.submit(
@@ -142,7 +164,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 cache_prompt=cache_prompt,
                 cache_salt=cache_salt,
                 session=session,
+                priority=priority,
+                owner=owner,
+                timeout_s=timeout_s,
             )
+        except QueueTokensFull:
+            assert self.config.max_queue_tokens
+            return "refused"
         except QueueFull:
             wanted = self.taken.keys() - self.was_cancelled
             n_wanted = sum(not self.harness.terminals(request_id) for request_id in wanted)
@@ -152,6 +180,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.harness.scheduler.failure is not None
             return "refused"
         self.taken[request_id] = (prompt, max_tokens, stop)
+        if timeout_s is not None:
+            self.has_deadline.add(request_id)
         return request_id
 
     @rule(n_requests=st.integers(2, 4), n_prompt=st.integers(1, 30), max_tokens=st.integers(10, 20))
@@ -222,6 +252,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def tick(self, times: int) -> None:
         self.harness.tick(times)
 
+    @rule(seconds=st.sampled_from([0.5, 1.0, 2.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.harness.clock.now_s += seconds
+
     def teardown(self) -> None:
         """K15, K50, E9, E20, L22: and the numbers agree with what happened."""
         if not hasattr(self, "harness"):
@@ -259,6 +293,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert isinstance(last, Failed)
             assert type(last.error) in self.may_happen
             assert isinstance(last.error, Cancelled) <= (request_id in self.was_cancelled)
+            assert isinstance(last.error, DeadlineExceeded) <= (request_id in self.has_deadline)
             assert text.startswith(self.harness.text(request_id))
             n_tokens = len(self.harness.tokens(request_id))
             assert self.harness.tokens(request_id) == tokens[:n_tokens]
