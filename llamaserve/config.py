@@ -21,6 +21,7 @@ MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of llama.cpp
 _INT32_MAX = 2**31 - 1  # sizes are int32 in llama.cpp
 _MAX_GIB = 2**20  # a PiB
 _DAY_S = 24 * 3600
+_MAX_TARGET_ITL = 60_000
 _MAX_CTX = 2**31 - 256  # rounded up to a multiple of 256 it is still an int32
 
 
@@ -123,6 +124,17 @@ class SchedulerConfig:
     """Most prompt tokens of one sequence in a step; 0 = up to n_batch."""
     mixed_step: bool = True
     """Whether prompt pieces share a step with decode rows and with each other; see ``Profile.mixes_steps``."""
+    target_itl: float | None = None
+    """Milliseconds that steps with prompts beside streams shall stay within; 0 = no target, None = 4 times what such
+    steps take without prompts."""
+    max_batch_prefill: int = 4
+    """Short prompts that are computed together while nothing decodes; 1 = none are."""
+    max_batch_prefill_tokens: int | None = None
+    """Their number times the longest stays within this; 0 = no limit, None = by the environment, else twice
+    max_batch_prefill times prefill_chunk."""
+    prefill_grant_interval: int | None = None
+    """Without mixed steps: decode steps before a prompt in pieces has one; 0 = it waits until nothing decodes, None =
+    by the environment, else 16."""
 
     lookahead: bool = True
     """Whether the engine may compute the next step of steady streams before this one is acted on."""
@@ -135,6 +147,14 @@ class SchedulerConfig:
         _check_type("queue_aging", self.queue_aging, bool)
         _check_at_least("prefill_chunk", self.prefill_chunk, 0)
         _check_type("mixed_step", self.mixed_step, bool)
+        if self.target_itl is not None:
+            _check_number("target_itl", self.target_itl)
+            if not 0 <= self.target_itl <= _MAX_TARGET_ITL:
+                raise ConfigError(f"target_itl is {shown(self.target_itl)}: it must be from 0 to {_MAX_TARGET_ITL} ms")
+        _check_between("max_batch_prefill", self.max_batch_prefill, 1, MAX_SEQUENCES)
+        for name in ("max_batch_prefill_tokens", "prefill_grant_interval"):
+            if getattr(self, name) is not None:
+                _check_between(name, getattr(self, name), 0, _INT32_MAX)
         _check_type("lookahead", self.lookahead, bool)
         _check_between("preempt_ram", self.preempt_ram, 0, _INT32_MAX)
 

@@ -25,6 +25,7 @@ from llamaserve.load_service import load_service
 from llamaserve.models import DEFAULT_MODEL, model_name, resolve
 from llamaserve.request import Event, GenerationRequest
 from llamaserve.request_options import ReadOptions, RequestOptions, read_options
+from llamaserve.scheduler.prefill_settings import MIXED_STEP_VARIABLE, resolve_mixed_step
 from llamaserve.service import Service
 from llamaserve.text_stream import AsyncTextStream, TextStream
 
@@ -226,7 +227,9 @@ def _load(model: str | os.PathLike[str], options: Mapping[str, Any]) -> Service:
         engine_options["profile"] = _enum(Profile, "profile", engine_options["profile"])
     if "flash_attention" in engine_options:
         engine_options["flash_attention"] = _enum(FlashAttention, "flash_attention", engine_options["flash_attention"])
-    scheduler_options.setdefault("mixed_step", engine_options.get("profile", Profile.SHARED).mixes_steps)
+    mixes_steps = engine_options.get("profile", Profile.SHARED).mixes_steps
+    mixed_step = resolve_mixed_step(flag=None, text=os.environ.get(MIXED_STEP_VARIABLE), default=mixes_steps)
+    scheduler_options.setdefault("mixed_step", mixed_step)
     folder = cache_options.get("cache_disk")
     if folder and isinstance(folder, (str, os.PathLike)):  # an empty name would be the current folder
         cache_options["cache_disk"] = Path(folder)

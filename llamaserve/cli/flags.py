@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from llamaserve.config import (
 from llamaserve.models import DEFAULT_MODEL
 from llamaserve.request import SamplingParams
 from llamaserve.request_options import SamplingOptions
+from llamaserve.scheduler.prefill_settings import MIXED_STEP_VARIABLE, resolve_mixed_step
 
 MODEL_HELP = f'A .gguf file, "{DEFAULT_MODEL}" (fetched on first use), or "hf:owner/repo/file.gguf".'
 
@@ -121,7 +123,38 @@ class SlotFlags:
         _slots(
             "--mixed-step/--no-mixed-step",
             help="Compute prompts in the same step as running texts.",
-            show_default="on, in the parity profile off",
+            show_default="LLAMASERVE_MIXED_STEP, else on, in the parity profile off",
+        ),
+    ] = None
+    target_itl: Annotated[
+        float | None,
+        _slots(
+            "--target-itl",
+            min=0,
+            help="Milliseconds between two tokens of a stream to hold while prompts are computed; 0 = no target.",
+            show_default="4 times what it takes without prompts",
+        ),
+    ] = None
+    max_batch_prefill: Annotated[
+        int,
+        _slots("--max-batch-prefill", min=1, max=MAX_SEQUENCES, help="Short prompts computed together; 1 = none are."),
+    ] = _SCHEDULER.max_batch_prefill
+    max_batch_prefill_tokens: Annotated[
+        int | None,
+        _slots(
+            "--max-batch-prefill-tokens",
+            min=0,
+            help="Most tokens of them, as number times the longest; 0 = no limit.",
+            show_default="LLAMASERVE_MAX_BATCH_PREFILL_TOKENS, else 2 x --max-batch-prefill x --prefill-chunk-size",
+        ),
+    ] = None
+    prefill_grant_interval: Annotated[
+        int | None,
+        _slots(
+            "--prefill-grant-interval",
+            min=0,
+            help="Without mixed steps: decode steps before a piece of a prompt; 0 = none while texts run.",
+            show_default="LLAMASERVE_PREFILL_GRANT_INTERVAL, else 16",
         ),
     ] = None
     lookahead: Annotated[
@@ -149,7 +182,13 @@ class SlotFlags:
             max_queue_tokens=self.max_queue_tokens,
             queue_aging=self.queue_aging,
             prefill_chunk=self.prefill_chunk_size,
-            mixed_step=profile.mixes_steps if self.mixed_step is None else self.mixed_step,
+            mixed_step=resolve_mixed_step(
+                flag=self.mixed_step, text=os.environ.get(MIXED_STEP_VARIABLE), default=profile.mixes_steps
+            ),
+            target_itl=self.target_itl,
+            max_batch_prefill=self.max_batch_prefill,
+            max_batch_prefill_tokens=self.max_batch_prefill_tokens,
+            prefill_grant_interval=self.prefill_grant_interval,
             lookahead=self.lookahead,
             preempt_ram=self.preempt_ram,
         )

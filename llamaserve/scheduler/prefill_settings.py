@@ -5,9 +5,13 @@ A variable's text comes in as a value. One that cannot be read as what it should
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from llamaserve.config import SchedulerConfig
 from llamaserve.errors import ConfigError, shown
 from llamaserve.scheduler.grant_interval import DEFAULT_GRANT_INTERVAL
 from llamaserve.scheduler.prefill_window import default_window_budget
+from llamaserve.scheduler.prompt_pieces import PrefillLimits
 
 WINDOW_BUDGET_VARIABLE = "LLAMASERVE_MAX_BATCH_PREFILL_TOKENS"
 GRANT_INTERVAL_VARIABLE = "LLAMASERVE_PREFILL_GRANT_INTERVAL"
@@ -26,6 +30,26 @@ _SWITCH_WORDS = {
     "no": False,
     "off": False,
 }
+
+
+def prefill_limits(config: SchedulerConfig, *, n_batch: int, environment: Mapping[str, str]) -> PrefillLimits:
+    """What bounds the pieces of a step."""
+    return PrefillLimits(
+        n_batch=n_batch,
+        prefill_chunk=config.prefill_chunk,
+        max_rows=config.max_batch_prefill,
+        window_budget=resolve_window_budget(
+            flag=config.max_batch_prefill_tokens,
+            text=environment.get(WINDOW_BUDGET_VARIABLE),
+            max_rows=config.max_batch_prefill,
+            prefill_chunk=config.prefill_chunk,
+        ),
+    )
+
+
+def grant_interval(config: SchedulerConfig, environment: Mapping[str, str]) -> int:
+    """Decode steps before a prompt in pieces is granted one, where steps are not mixed."""
+    return resolve_grant_interval(flag=config.prefill_grant_interval, text=environment.get(GRANT_INTERVAL_VARIABLE))
 
 
 def resolve_window_budget(*, flag: int | None, text: str | None, max_rows: int, prefill_chunk: int) -> int:

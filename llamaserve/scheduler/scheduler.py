@@ -8,6 +8,7 @@ knows neither JSON nor HTTP nor llama.cpp.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
@@ -34,11 +35,12 @@ from llamaserve.scheduler.kv_pressure import Runner, choose_victim, has_common_p
 from llamaserve.scheduler.lookahead import may_run_ahead
 from llamaserve.scheduler.opening import NO_PROMPT, penalty_history, prompt_of
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
+from llamaserve.scheduler.prefill_settings import grant_interval, prefill_limits
 from llamaserve.scheduler.slot import IdleSlots, Slot, SlotState, Work
 from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import Counters, Discard, SchedulerStats
-from llamaserve.scheduler.step_plan import decide_step
-from llamaserve.scheduler.tick_policy import StepKind
+from llamaserve.scheduler.step_cost import StepCostModel, StepShape
+from llamaserve.scheduler.step_plan import StepRules, Turn, decide_step
 
 MAX_CONSECUTIVE_FAILED_STEPS = 8  # E11
 MOST_SURPLUS = 256
@@ -57,6 +59,7 @@ class _Step:
 
     plan: StepPlan
     slots: Sequence[Slot]
+    shape: StepShape
 
 
 class Scheduler:
@@ -79,7 +82,14 @@ class Scheduler:
         self._engine = engine
         self._prefixes = prefixes
         self._info = engine.info
-        self._config = config
+        self._rules = StepRules(
+            limits=prefill_limits(config, n_batch=self._info.n_batch, environment=os.environ),
+            mixed_step=config.mixed_step,
+            grant_interval=grant_interval(config, os.environ),
+            target_itl_ms=config.target_itl,
+        )
+        self._model = StepCostModel()
+        self._turn = Turn()
         self._deliver_events = deliver
         self._clock = clock
         self._inbox = Inbox(
@@ -101,7 +111,6 @@ class Scheduler:
         self._looks_ahead = config.looks_ahead and engine.can_rewind
         self._events: list[tuple[str, Event]] = []
         self._counters = Counters()
-        self._last_kind = StepKind.DECODE
         self._n_failed_steps = 0
         self._is_stopped = False
         self._n_admitted = 0
@@ -413,13 +422,15 @@ class Scheduler:
 
     def _decide(self) -> _Step | None:
         self._following = following = self._catch_up()
-        decision = decide_step(self._slots, self._config, self._info, last_kind=self._last_kind, following=following)
+        decision = decide_step(self._slots, self._rules, self._model, self._turn, following=following)
         if decision is None:
             return None
-        self._last_kind, plan = decision
-        plan = self._with_room(plan)
+        self._turn = decision.turn
+        for seq_id, n_waited in decision.waits.items():
+            self._slots[seq_id].working.n_waited = n_waited
+        plan = self._with_room(decision.plan)
         seq_ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
-        return _Step(plan, [self._slots[seq_id] for seq_id in seq_ids])
+        return _Step(plan, [self._slots[seq_id] for seq_id in seq_ids], decision.shape)
 
     def _catch_up(self) -> Collection[int]:
         """Have those that wait for others' tokens adopt them; the sequences that go on waiting."""
@@ -504,20 +515,21 @@ class Scheduler:
         now = self._clock()
         n_running = len(self._running)
         n_decoding = len(step.plan.decode)
-        has_success = False
+        n_failed = 0
         decode_failure: str | None = None
         full: Slot | None = None
         for index, (slot, output) in enumerate(zip(step.slots, outputs, strict=True)):
             error = output.error
             if error is None:
-                has_success = True
                 if index < n_decoding:
                     self._counters.decode_tokens += 1
                     slot.working.n_decoded += 1
                     self._take_token(slot, output, now)
                 else:
                     self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
-            elif error is RowError.CONTEXT_FULL:
+                continue
+            n_failed += 1
+            if error is RowError.CONTEXT_FULL:
                 full = slot
             else:
                 self._take_failure(slot, error, output.message)
@@ -525,7 +537,9 @@ class Scheduler:
                     decode_failure = output.message
         if full is not None and len(self._running) == n_running:  # else whoever ended has left room
             self._relieve(full, has_purged=bool(step.plan.purge))
-        self._watch_failures(has_success, decode_failure)
+        if n_failed == 0:
+            self._model.observe(step.shape, sum(self._engine.report.time))
+        self._watch_failures(n_failed < len(outputs), decode_failure)
 
     def _watch_failures(self, has_success: bool, decode_failure: str | None) -> None:
         if has_success:

@@ -46,6 +46,7 @@ class Work:
         "n_reached",
         "n_shown",
         "n_to_feed",
+        "n_waited",
         "piece_ends",
         "prompt",
         "request",
@@ -75,6 +76,8 @@ class Work:
         self.n_fed = 0
         """Tokens it holds before the first decode row: of the prompt, or of a text that is computed again."""
         self.n_to_feed = self.n_prompt
+        self.n_waited = 0
+        """Turns of others since it last had one, while it has tokens to feed."""
         self.piece_ends: Sequence[int] = ()
         """Positions of the prompt where a piece shall end, ascending."""
         self.n_cached = 0
@@ -98,6 +101,11 @@ class Work:
         """Tokens of the prompt that were computed for it."""
         n_held = self.n_prompt if self.generated else min(self.n_fed, self.n_prompt)
         return max(0, n_held - self.n_cached)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether some of what it has to feed was computed."""
+        return self.n_fed > (0 if self.is_recomputing else self.n_cached)
 
     @property
     def n_left_to_feed(self) -> int:
@@ -164,6 +172,7 @@ class Slot:
     def begin(self, work: Work) -> None:
         """Take a request: idle to prefilling."""
         self._move(SlotState.PREFILLING)
+        work.n_waited = 0
         self.work = work
 
     def go_on(self, work: Work) -> None:

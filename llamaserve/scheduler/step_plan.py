@@ -2,69 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from llamaserve.config import SchedulerConfig
-from llamaserve.engine.port import ModelInfo, PromptPiece, StepPlan
-from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
+from llamaserve.engine.port import PromptPiece, StepPlan
+from llamaserve.scheduler.piece_budget import piece_budget, target_seconds
+from llamaserve.scheduler.prefill_order import PromptState, in_turn, waits_after
+from llamaserve.scheduler.prefill_plan import PieceSize
+from llamaserve.scheduler.prompt_pieces import PrefillLimits, choose_pieces
 from llamaserve.scheduler.slot import Slot, SlotState, Work
-from llamaserve.scheduler.tick_policy import StepKind, choose_step_kind, prompt_budget
+from llamaserve.scheduler.step_cost import StepCostModel, StepShape, piece_cells
+from llamaserve.scheduler.tick_policy import StepKind, choose_step
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """What does not change from step to step."""
+
+    limits: PrefillLimits
+    mixed_step: bool
+    grant_interval: int
+    """Decode steps before a prompt in pieces is granted one, where steps are not mixed."""
+    target_itl_ms: float | None
+    """As ``target_seconds`` takes it."""
+
+
+class Turn(NamedTuple):
+    """What the choice of a step needs to know of those before it."""
+
+    last_kind: StepKind = StepKind.DECODE
+    n_decode_steps: int = 0
+    """Since a prompt in pieces had one."""
 
 
 class Decision(NamedTuple):
     """What the next step is."""
 
-    kind: StepKind
+    turn: Turn
+    """For the decision after it."""
     plan: StepPlan
+    shape: StepShape
+    """What the plan costs."""
+    waits: Mapping[int, int]
+    """Of each prompt that could have had a piece, turns that went to others."""
 
 
 def decide_step(
-    slots: Sequence[Slot],
-    config: SchedulerConfig,
-    info: ModelInfo,
-    *,
-    last_kind: StepKind,
-    following: Collection[int] = (),
+    slots: Sequence[Slot], rules: StepRules, model: StepCostModel, turn: Turn, *, following: Collection[int] = ()
 ) -> Decision | None:
-    """The next step: decode rows in ascending order, then pieces in the order of admission; None = nothing to do.
+    """The next step: decode rows in ascending order, then pieces in the order of their turns; None = nothing to do.
 
     Sequences in ``following`` have none: another computes what comes next in their prompts.
     """
-    decoding = [slot.seq_id for slot in slots if slot.state is SlotState.GENERATING]
-    prefilling = [slot for slot in slots if slot.state is SlotState.PREFILLING and slot.seq_id not in following]
-    kind = choose_step_kind(
+    decoding = [slot for slot in slots if slot.state is SlotState.GENERATING]
+    works = {
+        slot.seq_id: slot.working
+        for slot in slots
+        if slot.state is SlotState.PREFILLING and slot.seq_id not in following
+    }
+    n_begun = sum(work.is_begun for work in works.values())
+    kind, n_decode_steps = choose_step(
         n_decoding=len(decoding),
-        n_prefilling=len(prefilling),
-        mixed_step=config.mixed_step,
-        last_kind=last_kind,
+        n_begun=n_begun,
+        n_new=len(works) - n_begun,
+        mixed_step=rules.mixed_step,
+        grant_interval=rules.grant_interval,
+        last_kind=turn.last_kind,
+        n_decode_steps=turn.n_decode_steps,
     )
     if kind is None:
         return None
     rows = [] if kind is StepKind.PROMPT else decoding
-    pieces = [] if kind is StepKind.DECODE else _cut_pieces(prefilling, config, info, kind, n_decoding=len(rows))
-    return Decision(kind, StepPlan(rows, pieces))
+    n_attended = sum([slot.working.n_held + 1 for slot in rows])
+    shape = StepShape(len(rows), 0, n_attended)
+    pieces: list[PromptPiece] = []
+    waits: Mapping[int, int] = {}
+    if kind is not StepKind.DECODE:
+        prompts = [_state_of(seq_id, work) for seq_id, work in works.items()]
+        budget = _budget(prompts, works, rules, model, shape)
+        sizes = choose_pieces(prompts, rules.limits, kind=kind, n_decoding=len(rows), budget=budget)
+        pieces = [_cut(works[seq_id], seq_id, n_tokens) for seq_id, n_tokens in sizes]
+        waits = waits_after(prompts, sizes)
+        shape = _with_pieces(shape, sizes, works)
+    plan = StepPlan([slot.seq_id for slot in rows], pieces)
+    return Decision(Turn(kind, n_decode_steps), plan, shape, waits)
 
 
-def _cut_pieces(
-    prefilling: list[Slot], config: SchedulerConfig, info: ModelInfo, kind: StepKind, *, n_decoding: int
-) -> list[PromptPiece]:
-    works = {slot.seq_id: slot.working for slot in prefilling}
-    in_order = sorted(works.items(), key=lambda item: item[1].admitted_order)
-    if kind is StepKind.PROMPT:
-        in_order = in_order[:1]
-    sizes = plan_pieces(
-        [PieceSize(seq_id, _n_to_boundary(work)) for seq_id, work in in_order],
-        budget=prompt_budget(n_decoding=n_decoding, n_batch=info.n_batch, prefill_chunk=config.prefill_chunk),
-        prefill_chunk=config.prefill_chunk,
+def _state_of(seq_id: int, work: Work) -> PromptState:
+    return PromptState(seq_id, work.n_left_to_feed, work.n_waited, work.admitted_order, _n_to_boundary(work))
+
+
+def _budget(
+    prompts: Sequence[PromptState], works: Mapping[int, Work], rules: StepRules, model: StepCostModel, rows: StepShape
+) -> int:
+    """Prompt tokens beside the decode rows."""
+    first = in_turn(prompts)[0]
+    return piece_budget(
+        model,
+        rows,
+        n_held=works[first.seq_id].n_fed,
+        target_s=target_seconds(model, rows, rules.target_itl_ms),
+        n_left=sum(prompt.n_left for prompt in prompts),
+        chunk=rules.limits.chunk,
     )
-    pieces = []
-    for seq_id, n_tokens in sizes:
-        work = works[seq_id]
-        end = work.n_fed + n_tokens
-        is_last = end == work.n_to_feed and not work.is_recomputing
-        pieces.append(PromptPiece(seq_id, work.tokens_to_feed(work.n_fed, end), is_last))
-    return pieces
+
+
+def _cut(work: Work, seq_id: int, n_tokens: int) -> PromptPiece:
+    end = work.n_fed + n_tokens
+    is_last = end == work.n_to_feed and not work.is_recomputing
+    return PromptPiece(seq_id, work.tokens_to_feed(work.n_fed, end), is_last)
+
+
+def _with_pieces(rows: StepShape, sizes: Sequence[PieceSize], works: Mapping[int, Work]) -> StepShape:
+    n_cells = sum(piece_cells(works[seq_id].n_fed, n_tokens) for seq_id, n_tokens in sizes)
+    return StepShape(rows.n_rows, sum(n_tokens for _, n_tokens in sizes), rows.n_attended + n_cells)
 
 
 def _n_to_boundary(work: Work) -> int:

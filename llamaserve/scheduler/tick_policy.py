@@ -73,26 +73,3 @@ def _kind_of(action: TickAction, mixed_step: bool) -> StepKind | None:
     if action is TickAction.DECODE:
         return StepKind.DECODE
     return StepKind.MIXED if mixed_step else StepKind.PROMPT
-
-
-def choose_step_kind(*, n_decoding: int, n_prefilling: int, mixed_step: bool, last_kind: StepKind) -> StepKind | None:
-    """``choose_step`` with a grant after every decode step: strict turns."""
-    return choose_step(
-        n_decoding=n_decoding,
-        n_begun=n_prefilling,
-        n_new=0,
-        mixed_step=mixed_step,
-        grant_interval=1,
-        last_kind=last_kind,
-        n_decode_steps=0 if last_kind is StepKind.PROMPT else 1,
-    ).kind
-
-
-def prompt_budget(*, n_decoding: int, n_batch: int, prefill_chunk: int) -> int:
-    """Prompt tokens a step may hold beside ``n_decoding`` decode rows; at least 1, for the slot whose prompt it is.
-
-    While something decodes, all pieces of the step together stay within one chunk: the chunk is what bounds the
-    time between two tokens of a stream. ``prefill_chunk`` 0 means up to ``n_batch``.
-    """
-    room = n_batch - n_decoding
-    return min(room, prefill_chunk) if n_decoding and prefill_chunk else room

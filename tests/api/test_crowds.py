@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 
-from llamaserve.config import SchedulerConfig
+from llamaserve.config import HttpConfig, PriorityHeader, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
+from llamaserve.request import Finished, GenerationRequest
 from tests.api.served import PATIENCE_S, Served, serving, wait_until
 from tests.api.test_streaming import raw_request
 
@@ -115,3 +116,56 @@ def test_a_flood_of_short_streams_leaves_nothing_behind() -> None:
         assert set(statuses) <= {200, 429}
         assert (stats.requests_done, stats.queue_rejects) == (statuses.count(200), statuses.count(429))
         assert_nothing_is_left(served)
+
+
+def order_of_prompts(engine: FakeEngine) -> list[str]:
+    """Prompts in the order in which they were begun."""
+    return [bytes(piece.tokens).decode() for plan in engine.plans for piece in plan.pieces]
+
+
+@contextmanager
+def queue_behind_one(served: Served, bodies: list[dict[str, object]]) -> Generator[None, None, None]:
+    """Requests that wait, in this order, for a slot that is free at the end of the block; then they are served."""
+    with ExitStack() as clients:
+        running = raw_request(served, {"prompt": "running", "max_tokens": 60_000})
+        wait_until(lambda: served.service.stats().active_slots == 1)
+        for number, body in enumerate(bodies):
+            clients.enter_context(raw_request(served, {"max_tokens": 2, "cache_prompt": False, **body}))
+            wait_until(lambda number=number: served.service.stats().queue_depth == number + 1)
+        yield
+        running.close()
+        wait_until(lambda: served.service.stats().requests_done >= len(bodies))
+
+
+def test_a_flood_of_urgent_requests_delays_a_normal_one_by_two() -> None:
+    """K103: the third that gets a slot, whoever came before it and after it."""
+    engine = FakeEngine(n_slots=1, n_ctx=64_000, step_s=0.001)
+    http = HttpConfig(priority_header=PriorityHeader.ON)
+    urgent: list[dict[str, object]] = [{"prompt": f"urgent {n}", "priority": "high"} for n in range(12)]
+    bodies = [*urgent[:6], {"prompt": "normal"}, *urgent[6:]]
+    with serving(engine, http=http) as served:
+        with queue_behind_one(served, bodies):
+            pass
+        assert_nothing_is_left(served)
+    assert order_of_prompts(engine)[1:].index("normal") == 2
+
+
+def test_a_second_users_single_request_does_not_wait_for_the_first_users_crowd() -> None:
+    """No longer than a quarter of it. API keys do not exist yet, so the second one comes through the service."""
+    engine = FakeEngine(n_slots=1, n_ctx=64_000, step_s=0.001)
+    bodies: list[dict[str, object]] = [{"prompt": f"first {n}"} for n in range(20)]
+    ends: list[object] = []
+    with serving(engine) as served:
+
+        def second() -> None:
+            request = GenerationRequest("second", tuple(b"second"), 2, cache_prompt=False, owner="second")
+            ends.extend(served.service.stream_blocking(request, timeout_s=PATIENCE_S))
+
+        thread = threading.Thread(target=second)
+        with queue_behind_one(served, bodies):
+            thread.start()
+            wait_until(lambda: served.service.stats().queue_depth == 21)
+        thread.join(PATIENCE_S)
+        assert_nothing_is_left(served)
+    assert isinstance(ends[-1], Finished)
+    assert order_of_prompts(engine)[1:].index("second") <= 20 // 4

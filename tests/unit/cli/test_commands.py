@@ -103,7 +103,8 @@ def test_an_error_of_ours_is_one_line_and_ends_with_1(run: Run) -> None:
 def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> None:
     flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa off --no-mmap --mlock --swa-full"
     flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
-    flags += " --max-queue-tokens 9 --no-queue-aging"
+    flags += " --max-queue-tokens 9 --no-queue-aging --target-itl 40.5 --max-batch-prefill 2"
+    flags += " --max-batch-prefill-tokens 7 --prefill-grant-interval 5"
     flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step --no-lookahead --preempt-ram 7"
     flags += " --no-cache-prompt -cram 9 --cache-disk kept,2.5 -sps 0.25 --no-slots"
     flags += " --drain-timeout 2.5 --sse-ping-interval 0 --priority-header cap"
@@ -117,6 +118,8 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
     assert (scheduler.max_queue_tokens, scheduler.queue_aging) == (9, False)
+    assert (scheduler.target_itl, scheduler.max_batch_prefill) == (40.5, 2)
+    assert (scheduler.max_batch_prefill_tokens, scheduler.prefill_grant_interval) == (7, 5)
     assert (scheduler.lookahead, scheduler.preempt_ram) == (False, 7)
     assert fake.cache_configs == [
         CacheConfig(
@@ -477,3 +480,16 @@ def test_chat_says_at_a_terminal_who_answers_and_how_to_end(
 def test_chat_says_nothing_of_it_to_a_pipe(run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch) -> None:
     give_stdin(monkeypatch, b"")
     assert "/exit" not in run("chat").err
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "is_mixed"),
+    [("off", "", False), ("on", "--profile parity", True), ("nonsense", "", True), ("off", "--mixed-step", True)],
+)
+def test_the_environment_says_whether_steps_are_mixed_unless_a_flag_does(
+    run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch, *, text: str, flags: str, is_mixed: bool
+) -> None:
+    """T14."""
+    monkeypatch.setenv("LLAMASERVE_MIXED_STEP", text)
+    assert run("serve", "-m", "a.gguf", *flags.split()).code == 0
+    assert fake.scheduler_configs[0].mixed_step is is_mixed

@@ -30,6 +30,9 @@ def check(scheduler: Scheduler) -> None:
     assert scheduler._n_failed_steps < MAX_CONSECUTIVE_FAILED_STEPS or scheduler._inbox.refusal is not None
     assert scheduler._inbox.refusal is None or not (busy or waiting or preempted), "work after a shut-down"
     assert set(scheduler._engine.ahead_rows) <= busy, "a step runs ahead of a slot that is idle"
+    if scheduler._engine.ahead_rows:
+        generating = [slot.seq_id for slot in scheduler._slots if slot.state is SlotState.GENERATING]
+        assert list(scheduler._engine.ahead_rows) == generating == sorted(busy), "not only decode rows run ahead"
     assert scheduler._broken <= busy or scheduler._inbox.refusal is not None, "an idle slot is taken for broken"
     _check_preempted(scheduler)
     check_prefixes(scheduler)

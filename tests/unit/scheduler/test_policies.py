@@ -12,7 +12,7 @@ from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.finish import finish_reason
 from llamaserve.scheduler.prefill_plan import PieceSize, plan_pieces
-from llamaserve.scheduler.tick_policy import StepKind, choose_step, choose_step_kind, prompt_budget
+from llamaserve.scheduler.tick_policy import StepKind, choose_step
 
 INFO = FakeEngine(n_ctx=16).info
 
@@ -84,29 +84,6 @@ def test_prompt_and_text_together_fill_the_context_exactly() -> None:
     assert at == [None, FinishReason.CONTEXT_EXHAUSTED]
 
 
-@pytest.mark.parametrize(
-    ("n_decoding", "n_prefilling", "mixed_step", "last_kind", "expected"),
-    [
-        (0, 0, True, StepKind.DECODE, None),
-        (2, 0, True, StepKind.DECODE, StepKind.DECODE),
-        (2, 0, False, StepKind.DECODE, StepKind.DECODE),
-        (0, 2, True, StepKind.DECODE, StepKind.MIXED),
-        (2, 2, True, StepKind.DECODE, StepKind.MIXED),
-        (0, 2, False, StepKind.PROMPT, StepKind.PROMPT),
-        (2, 2, False, StepKind.DECODE, StepKind.PROMPT),
-        (2, 2, False, StepKind.PROMPT, StepKind.DECODE),
-    ],
-)
-def test_a_step_is_mixed_or_gives_turns(
-    n_decoding: int, n_prefilling: int, mixed_step: bool, last_kind: StepKind, expected: StepKind | None
-) -> None:
-    """T14, K105."""
-    kind = choose_step_kind(
-        n_decoding=n_decoding, n_prefilling=n_prefilling, mixed_step=mixed_step, last_kind=last_kind
-    )
-    assert kind is expected
-
-
 def run_choices(
     n_steps: int, *, n_begun: int, n_new: int, interval: int, mixed_step: bool = False
 ) -> list[StepKind | None]:
@@ -165,16 +142,6 @@ def test_without_streams_a_prompt_always_goes_on_and_without_anything_there_is_n
         assert choose_step(n_decoding=0, n_begun=n_begun, n_new=n_new, **common) == (prompt_kind, 0)  # type: ignore[arg-type]  # the values have the parameters' types
     assert choose_step(n_decoding=0, n_begun=0, n_new=0, **common) == (None, 0)  # type: ignore[arg-type]  # as above
     assert choose_step(n_decoding=1, n_begun=0, n_new=0, **common) == (StepKind.DECODE, 0)  # type: ignore[arg-type]  # as above
-
-
-@pytest.mark.parametrize(
-    ("n_decoding", "prefill_chunk", "expected"),
-    [(0, 32, 100), (1, 32, 32), (90, 32, 10), (1, 0, 99), (0, 0, 100)],
-)
-def test_beside_a_stream_all_pieces_together_stay_within_a_chunk(
-    n_decoding: int, prefill_chunk: int, expected: int
-) -> None:
-    assert prompt_budget(n_decoding=n_decoding, n_batch=100, prefill_chunk=prefill_chunk) == expected
 
 
 def test_prompts_share_the_budget_in_order_of_admission() -> None:

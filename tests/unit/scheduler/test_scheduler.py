@@ -732,7 +732,7 @@ def test_a_row_without_a_token_fails() -> None:
 
 def test_a_failed_step_counts_once_however_many_rows_it_had() -> None:
     """K123, E11: 8 rows in one failing step are one failure."""
-    harness = Harness(FakeEngine(n_slots=8))
+    harness = Harness(FakeEngine(n_slots=8), SchedulerConfig(max_batch_prefill=8))
     ids = [harness.submit() for _ in range(8)]
     harness.engine.fail_step(RuntimeError("once"))
     harness.run()
