@@ -127,14 +127,13 @@ class SlotFlags:
         ),
     ] = None
     target_itl: Annotated[
-        float | None,
+        float,
         _slots(
             "--target-itl",
             min=0,
             help="Milliseconds between two tokens of a stream to hold while prompts are computed; 0 = no target.",
-            show_default="4 times what it takes without prompts",
         ),
-    ] = None
+    ] = 0.0
     max_batch_prefill: Annotated[
         int,
         _slots("--max-batch-prefill", min=1, max=MAX_SEQUENCES, help="Short prompts computed together; 1 = none are."),

@@ -51,8 +51,8 @@ def beside_a_stream(config: SchedulerConfig, n_prompt: int, **sizes: int) -> Har
 
 
 def test_steps_beside_a_stream_hold_four_times_its_own_time() -> None:
-    """The default target: 2 ms alone, so 8 ms and 6 prompt tokens; learned from the steps."""
-    harness = beside_a_stream(SchedulerConfig(), 3000)
+    """Without a number: 2 ms alone, so 8 ms and 6 prompt tokens; learned from the steps."""
+    harness = beside_a_stream(SchedulerConfig(target_itl=None), 3000)
     times = [STEP_S + TOKEN_S * n_tokens_of(plan) for plan in harness.engine.plans if plan.decode and plan.pieces]
     late = times[5:-1]
     assert max(late) <= 4 * 0.002 + 1e-9
