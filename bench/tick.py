@@ -70,7 +70,8 @@ class _Setup:
         # The history decides nothing here; a constant is the cheapest continuation there is.
         self.engine = FakeEngine(n_slots=slots, n_ctx=slots * 8192, n_batch=N_BATCH, continuation=lambda _: ord("a"))
         prefixes = make_prefix_memory(self.engine, CacheConfig())
-        self.scheduler = Scheduler(self.engine, SchedulerConfig(max_queue=0), lambda events: None, prefixes)
+        config = SchedulerConfig(max_queue=0, max_batch_prefill=slots, max_batch_prefill_tokens=0)  # all in one step
+        self.scheduler = Scheduler(self.engine, config, lambda events: None, prefixes)
         self._slots = slots
         self._ids = itertools.count()
 
