@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ARMS: tuple[Arm, ...] = (LLAMASERVE, LLAMA_SERVER)
-ROUNDS = 2  # where streams go on beside the long prompt, they need a minute
+ROUNDS = 3
 N_PROMPT = 20
 EXACT_GREEDY = {"ignore_eos": True, "temperature": 0}
 
@@ -46,7 +46,7 @@ class Load:
     streams: int = 4
     n_before: int = 48
     """Tokens a stream has, on average, when the long prompt is sent."""
-    n_stream: int = 640
+    n_stream: int = 160
     """Tokens of each stream."""
     n_long: int = 5000
     """Tokens of the long prompt."""
@@ -61,7 +61,7 @@ class Load:
 
 
 FULL = Load()
-QUICK = Load(streams=2, n_before=8, n_stream=240, n_long=1000, n_answer=4)
+QUICK = Load(streams=2, n_before=8, n_stream=48, n_long=1000, n_answer=4)
 
 
 @dataclass(frozen=True)
