@@ -71,7 +71,7 @@ class Eviction:
     def take_id(self) -> int | None:
         """An id to park under; the parked sequence used longest ago gives its own up when all are taken."""
         if not self._parked.free_ids:
-            oldest = next(iter(self._index.purge_order()), None)
+            oldest = self._index.oldest_idle()
             if oldest is not None:
                 self._evict([oldest], min(self._index.shared_length(oldest), self._index.length(oldest) - 1))
                 if oldest in self._index:

@@ -43,26 +43,26 @@ class RunningPrompt:
 
 
 def choose_leader(running: RunningPrompt, others: Iterable[RunningPrompt]) -> None:
-    """Link it to whom it shall wait for, among those whose cells can be adopted; to nobody if none is ahead of it."""
+    """Link it to whom it shall wait for, among those at their prompts whose cells can be adopted; to nobody if none is
+    ahead of it."""
     running.leader = None
     running.n_led = 0
     running.n_seen = -1
-    prompt = running.prompt
+    prompt, n_reusable = running.prompt, running.prompt.n_reusable
     for other in others:
-        if other is running or not other.is_at_it or other.prompt.scope != prompt.scope or _waits_for(other, running):
+        if other is running or other.n_computed < running.n_computed or other.prompt.scope != prompt.scope:
             continue
-        if other.n_computed < running.n_computed:
+        if _waits_for(other, running):
             continue
-        n_common = min(common_prefix(prompt.tokens, other.prompt.tokens), prompt.n_reusable)
+        n_common = min(common_prefix(prompt.tokens, other.prompt.tokens), n_reusable)
         if n_common > max(other.n_computed, running.n_led):
             running.leader, running.n_led = other, n_common
 
 
-def waits(running: RunningPrompt, live: Iterable[RunningPrompt]) -> bool:
-    """Whether its leader is still on its way to the end of what they have in common. One that has not moved since the
-    last look is not waited for when little is in common."""
-    leader = running.leader
-    if leader is None or leader not in live or leader.n_computed >= running.n_led:
+def waits(running: RunningPrompt, leader: RunningPrompt) -> bool:
+    """Whether its leader, which still runs, is on its way to the end of what they have in common. One that has not
+    moved since the last look is not waited for when little is in common."""
+    if leader.n_computed >= running.n_led:
         return False
     has_moved = leader.n_computed > running.n_seen
     running.n_seen = leader.n_computed

@@ -233,6 +233,12 @@ class PrefixIndex:
         node = min(leaves, key=lambda leaf: (leaves[leaf], leaf.used))
         return Victim(tuple(sorted(node.ends)), node.begin, node.length)
 
+    def oldest_idle(self) -> int | None:
+        """The first of ``purge_order``; None where nobody is idle."""
+        states = self._holders.items()
+        idle = [(state.is_pinned, state.node.used, holder) for holder, state in states if not state.is_busy]
+        return min(idle)[2] if idle else None
+
     def purge_order(self) -> tuple[int, ...]:
         """Idle holders, used longest ago first, pinned ones last."""
         states = self._holders.items()

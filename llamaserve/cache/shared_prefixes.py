@@ -98,7 +98,8 @@ class SharedPrefixes:
     def _leaders(self) -> Iterator[RunningPrompt]:
         """Those whose cells, all of them, others can adopt."""
         for running in self._running.values():
-            if running.prompt.is_cached and self._n_indexed(running.seq_id) == running.n_computed:
+            is_candidate = running.is_at_it and running.prompt.is_cached
+            if is_candidate and self._n_indexed(running.seq_id) == running.n_computed:
                 yield running
 
     def _n_indexed(self, seq_id: int) -> int:
@@ -110,10 +111,11 @@ class SharedPrefixes:
         leader = running.leader
         if leader is None or seq_id not in self._index:
             return CaughtUp(running.n_computed, waits=False)
-        if waits(running, self._running.values()):
+        is_live = self._running.get(leader.seq_id) is leader
+        if is_live and waits(running, leader):
             return CaughtUp(running.n_computed, waits=True)
         self._adopt_more(running)
-        is_stuck = leader in self._running.values() and leader.n_computed < running.n_led
+        is_stuck = is_live and leader.n_computed < running.n_led
         choose_leader(running, () if is_stuck else self._leaders())
         return CaughtUp(running.n_computed, waits=running.leader is not None)
 

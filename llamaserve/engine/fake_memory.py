@@ -32,7 +32,7 @@ class FakeCells:
 
     def tokens(self, seq_id: int, start: int = 0) -> tuple[int, ...]:
         """What an id holds from a position on."""
-        return tuple(cell.token for cell in self._by_id[seq_id][start:])
+        return tuple([cell.token for cell in self._by_id[seq_id][start:]])
 
     def length(self, seq_id: int) -> int:
         """Tokens an id holds."""

@@ -235,6 +235,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
     def idle_holders_are_purged_oldest_first(self) -> None:
         """K4"""
         order = self.index.purge_order()
+        assert self.index.oldest_idle() == next(iter(order), None)
         assert sorted(order) == [holder for holder in sorted(self.held) if not self.held[holder].is_busy]
         assert [self.held[holder].is_pinned for holder in order] == sorted(
             self.held[holder].is_pinned for holder in order
