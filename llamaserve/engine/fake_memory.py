@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from llamaserve.engine.fake_text import BOS, EOS
 from llamaserve.errors import EngineError
@@ -27,21 +27,24 @@ class FakeCells:
 
     def __init__(self, n_ids: int) -> None:
         self._by_id: list[list[_Cell]] = [[] for _ in range(n_ids)]
+        self._tokens: list[list[int]] = [[] for _ in range(n_ids)]
+        """Those of the cells again: they are asked for at each token."""
         self.n_used = 0
         """Cells that somebody holds, each counted once."""
 
     def tokens(self, seq_id: int, start: int = 0) -> tuple[int, ...]:
         """What an id holds from a position on."""
-        return tuple([cell.token for cell in self._by_id[seq_id][start:]])
+        return tuple(self._tokens[seq_id][start:] if start else self._tokens[seq_id])
 
     def length(self, seq_id: int) -> int:
         """Tokens an id holds."""
         return len(self._by_id[seq_id])
 
-    def append(self, seq_id: int, tokens: Iterable[int]) -> None:
+    def append(self, seq_id: int, tokens: Collection[int]) -> None:
         """Give an id cells of its own behind those it holds."""
         cells = [_Cell(token) for token in tokens]
         self._by_id[seq_id].extend(cells)
+        self._tokens[seq_id].extend(tokens)
         self.n_used += len(cells)
 
     def share(self, seq_id: int, source: int, n_tokens: int) -> None:
@@ -50,6 +53,7 @@ class FakeCells:
         for cell in self._by_id[source][len(held) : n_tokens]:
             cell.n_holders += 1
             held.append(cell)
+            self._tokens[seq_id].append(cell.token)
 
     def trim(self, seq_id: int, n_tokens: int) -> None:
         """Have an id hold its first ``n_tokens`` only."""
@@ -57,6 +61,7 @@ class FakeCells:
             cell.n_holders -= 1
             self.n_used -= cell.n_holders == 0
         del self._by_id[seq_id][n_tokens:]
+        del self._tokens[seq_id][n_tokens:]
 
 
 class FakeState:

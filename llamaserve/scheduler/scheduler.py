@@ -1,7 +1,7 @@
 """The scheduler: six phases a tick over slots, a queue and an engine.
 
-Owns the slots, the queue and the text of every running request. The policies it calls in order are pure functions in
-files of their own; what other threads share with it is in ``inbox``. It has no thread and no clock of its own, and
+Turns requests into steps, and what the steps drew into events. Who gets a slot is decided in ``admitter``, what a step
+holds in ``step_plan``; what other threads share with it is in ``inbox``. It has no thread and no clock of its own, and
 knows neither JSON nor HTTP nor llama.cpp.
 """
 
@@ -16,29 +16,23 @@ from dataclasses import dataclass, replace
 
 from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
-from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan
-from llamaserve.errors import (
-    Cancelled,
-    ContextFull,
-    DeadlineExceeded,
-    DecodeFailed,
-    EngineDown,
-    LlamaServeError,
-    RewindFailed,
-)
-from llamaserve.request import Event, Failed, Finished, GenerationRequest, Progress
+from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan
+from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, RewindFailed
+from llamaserve.request import Event, Failed, Finished, GenerationRequest
 from llamaserve.scheduler.admission import check_request
-from llamaserve.scheduler.admission_queue import AdmissionQueue
+from llamaserve.scheduler.admitter import Admitter
+from llamaserve.scheduler.answers import Answers, as_ours
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
 from llamaserve.scheduler.intake import finished, take_token
-from llamaserve.scheduler.kv_pressure import Runner, choose_victim, has_common_prefix, n_missing
+from llamaserve.scheduler.kv_pressure import Runner, choose_victim
 from llamaserve.scheduler.lookahead import may_run_ahead
-from llamaserve.scheduler.opening import NO_PROMPT, penalty_history, prompt_of
-from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
+from llamaserve.scheduler.opening import prompt_of
 from llamaserve.scheduler.prefill_settings import grant_interval, prefill_limits
-from llamaserve.scheduler.slot import IdleSlots, Slot, SlotState, Work
+from llamaserve.scheduler.slot import Slot, Work
+from llamaserve.scheduler.slot_table import SlotTable
 from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import Counters, Discard, SchedulerStats
+from llamaserve.scheduler.step_ahead import StepAhead
 from llamaserve.scheduler.step_cost import StepCostModel, StepShape
 from llamaserve.scheduler.step_plan import StepRules, Turn, decide_step
 
@@ -95,25 +89,24 @@ class Scheduler:
         self._inbox = Inbox(
             n_slots=self._info.n_slots, max_queue=config.max_queue, max_queue_tokens=config.max_queue_tokens
         )
-        self._slots = [Slot(seq_id) for seq_id in range(self._info.n_slots)]
-        self._idle = IdleSlots(self._slots)
-        self._running: dict[str, Slot] = {}
-        self._waiting: AdmissionQueue[Submit] = AdmissionQueue(ages=config.queue_aging)
-        self._n_left_queue = 0
-        """Requests that have left it since it was last observed."""
-        self._is_oversubscribed = self._info.n_slots * self._info.n_ctx_seq > self._info.n_ctx
-        """Whether all slots together may want more cells than there are."""
-        self._following: Collection[int] = ()
-        """Sequences that wait for others' tokens."""
-        self._preempted = PreemptedRequests(config.preempt_ram * 2**20)
-        self._broken: set[int] = set()
-        """Slots whose sequence could not go back to where it was; their requests fail with their next row."""
-        self._looks_ahead = config.looks_ahead and engine.can_rewind
-        self._events: list[tuple[str, Event]] = []
         self._counters = Counters()
+        self._answers = Answers(self._inbox, self._counters)
+        self._slots = SlotTable(self._info.n_slots)
+        self._ahead = StepAhead(engine, prefixes, self._counters)
+        self._admitter = Admitter(
+            engine,
+            prefixes,
+            slots=self._slots,
+            inbox=self._inbox,
+            answers=self._answers,
+            counters=self._counters,
+            clock=clock,
+            ages=config.queue_aging,
+            preempt_ram=config.preempt_ram * 2**20,
+        )
+        self._looks_ahead = config.looks_ahead and engine.can_rewind
         self._n_failed_steps = 0
         self._is_stopped = False
-        self._n_admitted = 0
         self._must_purge = False
         """A step found no room although there should be some: the next may forget whatever is parked."""
 
@@ -147,17 +140,17 @@ class Scheduler:
         """Numbers as they are now; taken between two phases they may be one row apart."""
         return self._counters.snapshot(
             self._info,
-            self._slots,
-            queue_depth=len(self._waiting),
+            self._slots.all,
+            queue_depth=len(self._admitter.queue),
             queue_rejects=self._inbox.n_rejected,
             token_rejects=self._inbox.n_rejected_tokens,
-            preempted_requests=len(self._preempted),
+            preempted_requests=len(self._admitter.preempted),
             prefixes=self._prefixes,
         )
 
     def slots(self) -> Sequence[SlotView]:
         """What each slot does."""
-        return [SlotView.of(slot) for slot in self._slots]
+        return [SlotView.of(slot) for slot in self._slots.all]
 
     def holders(self) -> Sequence[Holder]:
         """Which sequences hold computed prefixes; may be one tick old."""
@@ -177,7 +170,7 @@ class Scheduler:
     def tick(self) -> bool:
         """One round of the six phases; whether there was anything to do."""
         took = self._take_commands()
-        took = self._expire() or took
+        took = self._admitter.expire() or took
         step = self._prepare()
         if step is not None:
             outputs = self._run(step)
@@ -197,9 +190,9 @@ class Scheduler:
     def _prepare(self) -> _Step | None:
         """Phases 2 and 3: who comes in, and what the step holds."""
         try:
-            if not self._engine.ahead_rows:  # else the next step is under way, and who comes in joins the one after it
+            if not self._ahead.is_there:  # else the next step is under way, and who comes in joins the one after it
                 self._admit()
-            self._watch_queue()
+            self._admitter.watch_queue()
             self._spill()
             return self._decide()
         except EngineDown as error:
@@ -224,8 +217,7 @@ class Scheduler:
         if isinstance(command, Submit):
             # After a shut-down the request was answered with all the others.
             if self._inbox.refusal is None:
-                self._waiting.push(command)
-                self._prefixes.prefetch(command.request_id, command.prompt, self._inbox.wake)
+                self._admitter.take(command)
         elif isinstance(command, Cancel):
             self._cancel_now(command.request_id)
         elif isinstance(command, Stop):
@@ -233,223 +225,61 @@ class Scheduler:
             self._shut_down(self._refusal())
 
     def _cancel_now(self, request_id: str) -> None:
-        slot = self._running.get(request_id)
+        """One that ended in the tick before has had its terminal event."""
+        slot = self._slots.of(request_id)
         if slot is not None:
             self._end(slot, Failed(Cancelled()))
-        elif (entry := self._waiting.remove(request_id)) is not None:
-            self._leave_queue(entry, Failed(Cancelled()))
-        elif (preempted := self._preempted.pop(request_id)) is not None:
-            self._settle(preempted.work)
-            self._answer(request_id, Failed(Cancelled()))
-        # Else it ended in the tick before: it has had its terminal event.
-
-    def _expire(self) -> bool:
-        """Answer those that have waited too long; whether there were any."""
-        if self._waiting.next_deadline is None:
-            return False
-        expired = self._waiting.expire(self._clock())
-        for entry in expired:
-            self._leave_queue(entry, Failed(DeadlineExceeded(entry.timeout_s or 0.0)))
-        return bool(expired)
-
-    def _leave_queue(self, entry: Submit, event: Failed) -> None:
-        """A request ends that had no slot."""
-        self._n_left_queue += 1
-        self._prefixes.drop_fetch(entry.request_id)
-        self._answer(entry.request_id, event)
-
-    def _watch_queue(self) -> None:
-        """Have the inbox know how fast the queue empties."""
-        if self._waiting or self._n_left_queue:
-            self._inbox.drain.observe(self._clock(), n_left=self._n_left_queue, n_waiting=len(self._waiting))
-            self._n_left_queue = 0
+        else:
+            self._admitter.cancel(request_id)
 
     # Phase 2: admit.
 
     def _admit(self) -> None:
-        """Fill idle slots: first with requests that gave their place up, then with new ones."""
-        while self._can_admit():
-            preempted = self._preempted.first()
-            try:
-                if preempted is None:
-                    self._begin_next()
-                elif not self._come_back(preempted):
-                    return
-            except EngineDown as error:
-                self._give_up(error)  # and answers this one with all the others
-                return
-            except Exception as error:
-                if preempted is None:
-                    raise
-                self._give_back_up(preempted, error)
-
-    def _give_back_up(self, preempted: Preempted, error: Exception) -> None:
-        """A request that cannot come back ends; the others go on."""
-        request_id = preempted.work.request.request_id
-        _logger.error("request %s could not come back", request_id, exc_info=error)
-        self._preempted.pop(request_id)
-        self._settle(preempted.work)
-        self._answer(request_id, Failed(_as_ours(error)))
+        self._admitter.admit()
 
     def _spill(self) -> None:
         """Have parked cells make way for those that run. A step that ran ahead is worth less than many of them."""
-        n_surplus = self._prefixes.n_surplus if self._running else 0
-        if n_surplus > (MOST_SURPLUS if self._engine.ahead_rows else 0):
-            self._take_back(Discard.ROOM)
+        n_surplus = self._prefixes.n_surplus if len(self._slots) else 0
+        if n_surplus > (MOST_SURPLUS if self._ahead.is_there else 0):
+            self._ahead.take_back(Discard.ROOM)
             self._prefixes.spill()
-
-    def _can_admit(self) -> bool:
-        """Whether whoever is next in line can begin."""
-        if not self._idle:
-            return False
-        preempted = self._preempted.first()
-        if preempted is None:
-            return self._waiting_one(self._waiting.peek) is not None
-        return self._n_missing(preempted.work.n_cells) <= 0
-
-    def _n_free_cells(self) -> int:
-        return self._info.n_ctx - self._engine.used_cells()
-
-    def _n_missing(self, n_cells: int) -> int:
-        """Cells that a request is short of that needs so many; what is parked counts as free, and what running
-        prompts will still need as taken."""
-        works = [slot.working for slot in self._running.values() if slot.seq_id not in self._following]
-        return n_missing(
-            n_cells=n_cells,
-            n_free=self._n_free_cells() + self._prefixes.n_evictable - sum(work.n_left_to_feed for work in works),
-            n_ctx=self._info.n_ctx,
-            n_running=len(self._running),
-        )
-
-    def _is_ready(self, entry: Submit) -> bool:
-        """Whether a waiting request could begin: it does not wait for the disk, and it has room."""
-        if self._prefixes.is_fetching(entry.request_id):
-            return False
-        if not self._running or not self._is_oversubscribed:
-            return True
-        missing = self._n_missing(entry.n_tokens)
-        if missing <= 0:
-            return True
-        # What others hold and it can adopt it does not need. Parked cells count as free, so only running ones do.
-        running = (slot.working.prompt for slot in self._running.values())
-        return self._engine.can_share and has_common_prefix(entry.prompt, running, missing)
-
-    def _waiting_one(self, choose: Callable[..., Submit | None]) -> Submit | None:
-        """The next of those that wait, by the queue's ``peek`` or ``pop``."""
-        return choose(self._is_ready, idle_sessions=self._idle.sessions()) if self._waiting else None
-
-    def _begin_next(self) -> None:
-        entry = self._waiting_one(self._waiting.pop)
-        if entry is None:
-            return
-        self._inbox.begin(entry.request_id)
-        self._n_left_queue += 1
-        self._n_admitted += 1
-        work = Work(
-            entry.request,
-            entry.prompt,
-            submitted_at=entry.submitted_at,
-            admitted_at=self._clock(),
-            admitted_order=self._n_admitted,
-        )
-        self._counters.latencies.observe_queue_wait(work.admitted_at - work.submitted_at)
-        self._begin(work)
-        if entry.request_id in self._running:
-            self._waiting.reuse(entry.request_id, work.n_cached)
-
-    def _begin(self, work: Work) -> None:
-        """Give a request a slot, with as much of its prompt as is there; one that cannot be opened is answered."""
-        for running in self._running.values():
-            if running.state is SlotState.GENERATING:
-                self._prefixes.grow(running.seq_id, running.working.tokens_to_show())
-        slot = self._slots[self._prefixes.choose_slot(work.prompt, self._idle.ids())]
-        request_id = work.request.request_id
-        try:
-            work.reuse(self._prefixes.enter(slot.seq_id, work.prompt))
-            self._prefixes.drop_fetch(request_id)
-            work.piece_ends = self._prefixes.piece_ends(work.prompt)
-            self._engine.open(SequenceSpec(slot.seq_id, work.request.sampling, penalty_history(work.request)))
-        except EngineDown:
-            raise
-        except Exception as error:
-            _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
-            self._prefixes.leave(slot.seq_id, None)
-            self._settle(work)
-            self._answer(request_id, Failed(_as_ours(error)))
-            return
-        slot.begin(work)
-        self._occupy(slot)
-
-    def _occupy(self, slot: Slot) -> None:
-        work = slot.working
-        self._idle.take(slot)
-        self._running[work.request.request_id] = slot
-        self._show_progress(work)
-
-    def _show_progress(self, work: Work) -> None:
-        if work.request.return_progress and not work.is_recomputing and work.last_token_at is None:
-            self._events.append((work.request.request_id, Progress(work.n_prompt, work.n_cached, work.n_computed)))
-
-    def _come_back(self, preempted: Preempted) -> bool:
-        """Give a preempted request a slot again; False when its cells do not fit after all."""
-        work = preempted.work
-        request_id = work.request.request_id
-        if preempted.suspended is None:
-            self._preempted.pop(request_id)
-            self._begin(work)
-            return True
-        slot = self._slots[self._prefixes.choose_slot(NO_PROMPT, self._idle.ids())]
-        self._prefixes.leave(slot.seq_id, None)
-        self._prefixes.make_room(work.n_cells)
-        if not self._engine.resume(slot.seq_id, preempted.suspended):
-            if self._running:
-                return False
-            self._preempted.pop(request_id)
-            self._settle(work)
-            self._answer(request_id, Failed(ContextFull(f"no room for its {work.n_cells} KV cells, even alone")))
-            return True
-        self._preempted.pop(request_id)
-        self._prefixes.resume(slot.seq_id, work.prompt)
-        if preempted.n_bytes:
-            slot.go_on(work)
-        else:
-            work.feed_again()
-            slot.begin(work)
-        self._occupy(slot)
-        return True
 
     # Phase 3: decide.
 
     def _decide(self) -> _Step | None:
-        self._following = following = self._catch_up()
-        decision = decide_step(self._slots, self._rules, self._model, self._turn, following=following)
+        slots = self._slots
+        following: Collection[int] = self._catch_up() if slots.prefilling else ()
+        self._admitter.following = following
+        decision = decide_step(
+            slots.generating, slots.prefilling, self._rules, self._model, self._turn, following=following
+        )
         if decision is None:
             return None
         self._turn = decision.turn
         for seq_id, n_waited in decision.waits.items():
             self._slots[seq_id].working.n_waited = n_waited
-        plan = self._with_room(decision.plan)
-        seq_ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
-        return _Step(plan, [self._slots[seq_id] for seq_id in seq_ids], decision.shape)
+        plan = self._with_room(decision.plan, decision.shape)
+        rows = list(slots.generating) if plan.decode else []
+        rows += [slots[piece.seq_id] for piece in plan.pieces]
+        return _Step(plan, rows, decision.shape)
 
     def _catch_up(self) -> Collection[int]:
         """Have those that wait for others' tokens adopt them; the sequences that go on waiting."""
         following = []
-        for slot in self._running.values():
-            if slot.state is SlotState.PREFILLING and not slot.working.is_recomputing:
+        for slot in self._slots.prefilling:
+            if not slot.working.is_recomputing:
                 n_held, waits = self._prefixes.catch_up(slot.seq_id)
                 slot.working.reuse(n_held)
                 if waits:
                     following.append(slot.seq_id)
         return following
 
-    def _with_room(self, plan: StepPlan) -> StepPlan:
+    def _with_room(self, plan: StepPlan, shape: StepShape) -> StepPlan:
         """Make room for a step, and for the one that may run ahead of its rows."""
-        n_rows = len(plan.decode) + len(plan.pieces)
-        n_tokens = len(plan.decode) + sum(len(piece.tokens) for piece in plan.pieces)
-        if self._n_free_cells() < n_tokens + n_rows and self._prefixes.n_evictable:
-            self._take_back(Discard.ROOM)
-            self._prefixes.make_room(n_tokens + n_rows)
+        n_cells = 2 * shape.n_rows + shape.n_prompt + len(plan.pieces)
+        if self._info.n_ctx - self._engine.used_cells() < n_cells and self._prefixes.n_evictable:
+            self._ahead.take_back(Discard.ROOM)
+            self._prefixes.make_room(n_cells)
         if not self._must_purge:
             return plan
         self._must_purge = False
@@ -490,10 +320,9 @@ class Scheduler:
     def _may_run_ahead(self, step: _Step) -> bool:
         return self._looks_ahead and may_run_ahead(
             [slot.working for slot in step.slots],
-            n_running=len(self._running),
-            n_ctx_seq=self._info.n_ctx_seq,
+            n_running=len(self._slots),
             n_unfinished_prompts=sum(not piece.is_last for piece in step.plan.pieces),
-            can_admit=self._can_admit(),
+            can_admit=self._admitter.can_admit(),
         )
 
     def _fail_step(self, step: _Step, message: str) -> None:
@@ -513,30 +342,32 @@ class Scheduler:
 
     def _apply(self, step: _Step, outputs: Sequence[RowOutput]) -> None:
         now = self._clock()
-        n_running = len(self._running)
+        n_running = len(self._slots)
         n_decoding = len(step.plan.decode)
-        n_failed = 0
+        n_failed = n_failed_rows = 0
         decode_failure: str | None = None
         full: Slot | None = None
         for index, (slot, output) in enumerate(zip(step.slots, outputs, strict=True)):
             error = output.error
             if error is None:
                 if index < n_decoding:
-                    self._counters.decode_tokens += 1
-                    slot.working.n_decoded += 1
-                    self._take_token(slot, output, now)
+                    work = slot.working
+                    work.n_decoded += 1
+                    self._take_token(slot, work, output, now)
                 else:
                     self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
                 continue
             n_failed += 1
+            n_failed_rows += index < n_decoding
             if error is RowError.CONTEXT_FULL:
                 full = slot
             else:
                 self._take_failure(slot, error, output.message)
                 if error is RowError.DECODE:
                     decode_failure = output.message
-        if full is not None and len(self._running) == n_running:  # else whoever ended has left room
+        if full is not None and len(self._slots) == n_running:  # else whoever ended has left room
             self._relieve(full, has_purged=bool(step.plan.purge))
+        self._counters.decode_tokens += n_decoding - n_failed_rows
         if n_failed == 0:
             self._model.observe(step.shape, sum(self._engine.report.time))
         self._watch_failures(n_failed < len(outputs), decode_failure)
@@ -560,14 +391,13 @@ class Scheduler:
         else:
             self._counters.prompt_tokens += n_tokens
             self._prefixes.advance(slot.seq_id, work.n_fed)
-            self._show_progress(work)
+            self._answers.show_progress(work)
         if work.n_left_to_feed == 0:
-            slot.generate()
+            self._slots.generate(slot)
         if piece.is_last:
-            self._take_token(slot, output, now)
+            self._take_token(slot, work, output, now)
 
-    def _take_token(self, slot: Slot, output: RowOutput, now: float) -> None:
-        work = slot.working
+    def _take_token(self, slot: Slot, work: Work, output: RowOutput, now: float) -> None:
         token = output.token
         if token is None:
             self._end(slot, Failed(DecodeFailed(f"the engine drew no token for sequence {slot.seq_id}")))
@@ -577,7 +407,7 @@ class Scheduler:
         if not output.is_eog:
             self._counters.generated_tokens += 1
         if delta is not None:
-            self._events.append((work.request.request_id, delta))
+            self._answers.say(work.request.request_id, delta)
         if reason is not None:
             self._end(slot, finished(work, reason, now))
 
@@ -603,7 +433,7 @@ class Scheduler:
         if not has_purged and self._prefixes.purge_order():
             self._must_purge = True
             return
-        seq_id = choose_victim([Runner(slot.seq_id, slot.working.admitted_order) for slot in self._running.values()])
+        seq_id = choose_victim([Runner(slot.seq_id, slot.working.admitted_order) for slot in self._slots])
         if seq_id is not None:
             self._preempt(self._slots[seq_id])
             return
@@ -616,63 +446,30 @@ class Scheduler:
         self._end(full, Failed(ContextFull(message)))
 
     def _preempt(self, slot: Slot) -> None:
-        suspended = None
         try:
-            if slot.working.n_generated:
-                suspended = self._engine.suspend(slot.seq_id, self._preempted.n_bytes_left)
-                self._prefixes.suspend(slot.seq_id)
-            else:
-                self._prefixes.leave(slot.seq_id, slot.working.tokens_held())
-                slot.working.begin_again()
+            self._admitter.give_place_up(slot.working, slot)
         except Exception as error:
             _logger.exception("sequence %d could not give its place up", slot.seq_id)
-            self._end(slot, Failed(_as_ours(error)))
+            self._end(slot, Failed(as_ours(error)))
             return
-        work = self._vacate(slot)
-        self._counters.preemptions += 1
-        self._preempted.add(Preempted(work, suspended, 0 if suspended is None else suspended.n_bytes))
+        self._ahead.broken.discard(slot.seq_id)
 
     # Ends.
-
-    def _take_back(self, why: Discard) -> None:
-        """Take back a step that ran ahead, before its rows change."""
-        if not self._engine.ahead_rows:
-            return
-        self._counters.lookahead_discards[why] += 1
-        broken = self._engine.unwind()
-        if broken:
-            _logger.error("the sequences %s could not go back to where they were", list(broken))
-            self._broken.update(broken)
-            for seq_id in broken:
-                self._prefixes.lose(seq_id)
-
-    def _vacate(self, slot: Slot) -> Work:
-        """Take the request out of its slot."""
-        work = slot.release()
-        slot.last_used_tick = self._counters.ticks
-        self._idle.add(slot)
-        self._broken.discard(slot.seq_id)
-        del self._running[work.request.request_id]
-        return work
 
     def _end(self, slot: Slot, event: Finished | Failed) -> None:
         """Free a slot and answer its request. A sequence that could not go back to where it was failed, however its
         request ended (E15); the others of the step fail with their next row."""
-        self._take_back(Discard.of(event))
-        if slot.seq_id in self._broken:
+        self._ahead.take_back(Discard.of(event))
+        if slot.seq_id in self._ahead.broken:
             event = Failed(RewindFailed(f"sequence {slot.seq_id} could not go back to where it was"))
             is_kept = False
         else:
             is_kept = isinstance(event, Finished) or isinstance(event.error, Cancelled)
-        work = self._vacate(slot)
+        work = self._slots.vacate(slot, self._counters.ticks)
+        self._ahead.broken.discard(slot.seq_id)
         self._leave(slot.seq_id, work.tokens_held() if is_kept else None)
-        self._settle(work)
-        self._answer(work.request.request_id, event)
-
-    def _settle(self, work: Work) -> None:
-        """A request that had a slot has ended: its owner has had so much."""
-        request_id = work.request.request_id
-        self._waiting.settle(request_id, n_computed=work.n_computed, n_generated=work.n_generated)
+        self._admitter.settle(work)
+        self._answers.end(work.request.request_id, event)
 
     def _leave(self, seq_id: int, tokens: array[int] | None) -> None:
         """Close a sequence; what it holds may be kept. Never fails: an engine that is down says so in the next step."""
@@ -682,11 +479,6 @@ class Scheduler:
             _logger.info("what sequence %d held is not kept: the engine is down", seq_id)
         except Exception:
             _logger.exception("what sequence %d held is not kept", seq_id)
-
-    def _answer(self, request_id: str, event: Finished | Failed) -> None:
-        self._events.append((request_id, event))
-        self._inbox.leave(request_id)
-        self._counters.count_end(event)
 
     def _refusal(self) -> EngineDown:
         """Why requests are refused, as an exception of its own: consumers raise them in several threads."""
@@ -702,27 +494,15 @@ class Scheduler:
         """Answer everything and take nothing more. Answers by the list of live requests, not by slot and queue, so
         that nobody is left out whatever state they are in; and before it asks anything of the engine."""
         self._inbox.refuse(error)
-        self._waiting.clear()
-        self._preempted.clear()
-        self._running.clear()
+        self._admitter.clear()
         for request_id in self._inbox.leave_all():
-            self._answer(request_id, Failed(EngineDown(*error.args)))
-        for slot in self._slots:
-            if slot.state is not SlotState.IDLE:
-                work = slot.release()
-                self._idle.add(slot)
-                self._leave(slot.seq_id, work.tokens_held() if self._is_stopped else None)
+            self._answers.end(request_id, Failed(EngineDown(*error.args)))
+        for slot in list(self._slots):
+            work = self._slots.vacate(slot, self._counters.ticks)
+            self._leave(slot.seq_id, work.tokens_held() if self._is_stopped else None)
 
     # Phase 6: deliver.
 
     def _deliver(self) -> None:
-        if self._events:
-            events, self._events = self._events, []
-            self._deliver_events(events)
-
-
-def _as_ours(error: Exception) -> LlamaServeError:
-    """The error itself if the package knows it, else DecodeFailed with what it says."""
-    if isinstance(error, LlamaServeError):
-        return error
-    return DecodeFailed(f"{type(error).__name__}: {error}")
+        if self._answers:
+            self._deliver_events(self._answers.take())

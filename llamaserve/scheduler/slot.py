@@ -42,6 +42,7 @@ class Work:
         "n_cached",
         "n_decoded",
         "n_fed",
+        "n_most",
         "n_prompt",
         "n_reached",
         "n_shown",
@@ -62,10 +63,14 @@ class Work:
         submitted_at: float,
         admitted_at: float,
         admitted_order: int,
+        n_ctx_seq: int,
     ) -> None:
         self.request = request
         self.prompt = prompt
         self.n_prompt = len(request.prompt)
+        n_room = n_ctx_seq - self.n_prompt
+        self.n_most = n_room if request.max_tokens is None else min(n_room, request.max_tokens)
+        """Tokens it draws at most; the last of them ends it whatever it is."""
         self.generated: list[int] = []
         self.text = TokenText(request.stop)
         self.submitted_at = submitted_at

@@ -11,7 +11,7 @@ from llamaserve.scheduler.piece_budget import piece_budget, target_seconds
 from llamaserve.scheduler.prefill_order import PromptState, in_turn, waits_after
 from llamaserve.scheduler.prefill_plan import PieceSize
 from llamaserve.scheduler.prompt_pieces import PrefillLimits, choose_pieces
-from llamaserve.scheduler.slot import Slot, SlotState, Work
+from llamaserve.scheduler.slot import Slot, Work
 from llamaserve.scheduler.step_cost import StepCostModel, StepShape, piece_cells
 from llamaserve.scheduler.tick_policy import StepKind, choose_step
 
@@ -49,18 +49,20 @@ class Decision(NamedTuple):
 
 
 def decide_step(
-    slots: Sequence[Slot], rules: StepRules, model: StepCostModel, turn: Turn, *, following: Collection[int] = ()
+    decoding: Sequence[Slot],
+    prefilling: Sequence[Slot],
+    rules: StepRules,
+    model: StepCostModel,
+    turn: Turn,
+    *,
+    following: Collection[int] = (),
 ) -> Decision | None:
-    """The next step: decode rows in ascending order, then pieces in the order of their turns; None = nothing to do.
+    """The next step: decode rows, then pieces in the order of their turns; None = nothing to do.
 
-    Sequences in ``following`` have none: another computes what comes next in their prompts.
+    ``decoding`` and ``prefilling`` are in ascending order. Sequences in ``following`` have no piece: another computes
+    what comes next in their prompts.
     """
-    decoding = [slot for slot in slots if slot.state is SlotState.GENERATING]
-    works = {
-        slot.seq_id: slot.working
-        for slot in slots
-        if slot.state is SlotState.PREFILLING and slot.seq_id not in following
-    }
+    works = {slot.seq_id: slot.working for slot in prefilling if slot.seq_id not in following}
     n_begun = sum(work.is_begun for work in works.values())
     kind, n_decode_steps = choose_step(
         n_decoding=len(decoding),

@@ -49,6 +49,8 @@ def choose_step(
     end with their first token would else keep streams waiting for ever.
     """
     n_prompts = n_begun + n_new
+    if not n_prompts:  # nearly every step
+        return StepChoice(StepKind.DECODE if n_decoding else None, 0)
     must_decode = n_decoding > 0 and last_kind is StepKind.PROMPT
     decision = decide_tick(
         TickState(

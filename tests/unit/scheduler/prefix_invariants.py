@@ -13,13 +13,13 @@ def check_prefixes(scheduler: Scheduler) -> None:
     assert isinstance(engine, FakeEngine)
     if engine.failure is not None:
         return
-    for slot in scheduler._slots:
+    for slot in scheduler._slots.all:
         if slot.work is not None and engine._sequences[slot.seq_id].broken is None:
             assert engine.tokens(slot.seq_id) == tuple(slot.work.tokens_held()), f"slot {slot.seq_id}"
     if isinstance(prefixes, SharedPrefixes):
         _check_shared(scheduler, engine, prefixes)
     else:
-        for slot in scheduler._slots:
+        for slot in scheduler._slots.all:
             if slot.work is None:
                 held = {holder.seq_id: holder.n_tokens for holder in prefixes.holders()}
                 assert len(engine.tokens(slot.seq_id)) == held.get(slot.seq_id, 0), f"idle slot {slot.seq_id}"
@@ -29,7 +29,7 @@ def _check_shared(scheduler: Scheduler, engine: FakeEngine, prefixes: SharedPref
     index = prefixes._index
     n_slots = engine.info.n_slots
     n_private = 0
-    for slot in scheduler._slots:
+    for slot in scheduler._slots.all:
         n_indexed = index.length(slot.seq_id) if slot.seq_id in index else 0
         assert slot.work is not None or slot.seq_id not in index, f"idle slot {slot.seq_id} is in the index"
         held = engine.tokens(slot.seq_id)

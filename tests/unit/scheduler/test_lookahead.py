@@ -12,7 +12,7 @@ from llamaserve.engine.fake import EOS, Continuation, FakeEngine, FakeRow, lette
 from llamaserve.engine.port import StepFlag, StepPlan, Ticket
 from llamaserve.errors import Cancelled, DecodeFailed, EngineDown, RewindFailed
 from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
-from llamaserve.scheduler.lookahead import may_run_ahead, will_finish
+from llamaserve.scheduler.lookahead import may_run_ahead
 from llamaserve.scheduler.opening import prompt_of
 from llamaserve.scheduler.slot import Work
 from llamaserve.scheduler.stats import Discard
@@ -42,10 +42,10 @@ def until(harness: Harness, is_reached: Callable[[], bool], most_ticks: int = 20
     raise AssertionError(f"not reached after {most_ticks} ticks")
 
 
-def work(*, n_prompt: int = 4, n_generated: int = 1, max_tokens: int | None = 10) -> Work:
+def work(*, n_prompt: int = 4, n_generated: int = 1, max_tokens: int | None = 10, n_ctx_seq: int = 100) -> Work:
     """A request somewhere in its text."""
     request = GenerationRequest("r", (1,) * n_prompt, max_tokens)
-    some = Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=1)
+    some = Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=1, n_ctx_seq=n_ctx_seq)
     some.generated = [1] * n_generated
     return some
 
@@ -68,7 +68,8 @@ def test_an_end_by_length_is_foreseen_a_token_before(
     n_generated: int, max_tokens: int | None, n_ctx_seq: int, expected: bool
 ) -> None:
     """L5: of max_tokens and of the context, with a prompt of 4 tokens."""
-    assert will_finish(work(n_generated=n_generated, max_tokens=max_tokens), n_ctx_seq) is expected
+    works = [work(n_generated=n_generated, max_tokens=max_tokens, n_ctx_seq=n_ctx_seq)]
+    assert may_run_ahead(works, n_running=1, n_unfinished_prompts=0, can_admit=False) is not expected
 
 
 def test_the_next_step_is_known_while_everybody_goes_on() -> None:
@@ -80,7 +81,6 @@ def test_the_next_step_is_known_while_everybody_goes_on() -> None:
         return may_run_ahead(
             [work(), work(n_generated=n_generated)],
             n_running=n_running,
-            n_ctx_seq=100,
             n_unfinished_prompts=n_unfinished_prompts,
             can_admit=can_admit,
         )

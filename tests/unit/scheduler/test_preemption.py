@@ -72,7 +72,7 @@ def test_one_comes_back_when_all_have_room_to_grow(
 def preempted(name: str, order: int, n_bytes: int = 0) -> Preempted:
     """A request that waits."""
     request = GenerationRequest(name, (1,))
-    work = Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=order)
+    work = Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=order, n_ctx_seq=256)
     return Preempted(work, None, n_bytes)
 
 
@@ -147,7 +147,7 @@ def test_the_oldest_request_never_waits_for_another(config: SchedulerConfig) -> 
         harness.tick()
         gave_way = harness.scheduler.stats().preemptions - n_preemptions
         assert len(harness.tokens(ids[0])) + gave_way > n_tokens
-        assert ids[0] not in harness.scheduler._preempted
+        assert ids[0] not in harness.scheduler._admitter.preempted
     assert harness.scheduler.stats().preemptions > 0
 
 
@@ -269,7 +269,7 @@ def test_copies_beyond_the_limit_are_not_made() -> None:
     for _ in range(3):
         harness.engine.fail_row(0, RowError.CONTEXT_FULL)
         harness.tick()
-        waiting = harness.scheduler._preempted._by_id
+        waiting = harness.scheduler._admitter.preempted._by_id
         copied.append([request_id for request_id, entry in waiting.items() if entry.n_bytes])
     assert harness.scheduler.stats().preempted_requests == 3
     assert copied == [[ids[3]], [ids[3]], [ids[1], ids[3]]]
@@ -355,7 +355,7 @@ def test_one_that_is_cancelled_while_it_waits_does_not_come_back(config: Schedul
     assert isinstance(harness.error(newer), Cancelled)
     stats = harness.scheduler.stats()
     assert (stats.preempted_requests, stats.requests_cancelled) == (0, 1)
-    assert harness.scheduler._preempted.n_bytes_left == config.preempt_ram * 2**20
+    assert harness.scheduler._admitter.preempted.n_bytes_left == config.preempt_ram * 2**20
     harness.run()
     assert harness.tokens(older) == alone(b"o" * 20, 20)[1]
     assert len(harness.engine.opened) == n_opened

@@ -14,7 +14,7 @@ from llamaserve.scheduler.slot import LEGAL_MOVES, IdleSlots, Slot, SlotState, W
 def work() -> Work:
     """A request of 3 prompt tokens."""
     request = GenerationRequest("r", (1, 2, 3))
-    return Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=1)
+    return Work(request, prompt_of(request), submitted_at=0.0, admitted_at=0.0, admitted_order=1, n_ctx_seq=256)
 
 
 def slot_in(state: SlotState) -> Slot:
