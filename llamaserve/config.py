@@ -124,9 +124,10 @@ class SchedulerConfig:
     """Most prompt tokens of one sequence in a step; 0 = up to n_batch."""
     mixed_step: bool = True
     """Whether prompt pieces share a step with decode rows and with each other; see ``Profile.mixes_steps``."""
-    target_itl: float | None = 0.0
+    target_itl: float | None = None
     """Milliseconds that steps with prompts beside streams shall stay within; 0 = no target, None = 4 times what such
-    steps take without prompts. Small pieces cost more for each token, so a target makes long prompts later."""
+    steps take without prompts. Small pieces cost more for each token: where pieces within the target would go on at
+    less than about 0.6 of the best pace, larger ones are computed (``scheduler.piece_budget``)."""
     max_batch_prefill: int = 4
     """Short prompts that are computed together while nothing decodes; 1 = none are."""
     max_batch_prefill_tokens: int | None = None

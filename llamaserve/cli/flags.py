@@ -127,13 +127,15 @@ class SlotFlags:
         ),
     ] = None
     target_itl: Annotated[
-        float,
+        float | None,
         _slots(
             "--target-itl",
             min=0,
-            help="Milliseconds between two tokens of a stream to hold while prompts are computed; 0 = no target.",
+            help="Milliseconds between two tokens of a stream to hold while prompts are computed, where that does not "
+            "make them much slower; 0 = no target.",
+            show_default="4 times what a step takes without prompts",
         ),
-    ] = 0.0
+    ] = None
     max_batch_prefill: Annotated[
         int,
         _slots("--max-batch-prefill", min=1, max=MAX_SEQUENCES, help="Short prompts computed together; 1 = none are."),

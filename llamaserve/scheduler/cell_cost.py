@@ -32,9 +32,10 @@ class CellCost:
         self._noise = KEEP * self._noise + error * error
         self._weight = KEEP * self._weight + 1.0
 
-    def seconds(self) -> float:
-        """For one cell, less ``STANDARD_ERRORS``, never below 0."""
+    def seconds(self, guess: float = 0.0) -> float:
+        """For one cell, less ``STANDARD_ERRORS``, never below 0; ``guess`` while that would be lost in the error."""
         if self._cells2 == 0.0:
-            return 0.0
-        error_s = math.sqrt(self._noise / self._weight / self._cells2)
-        return max(0.0, self._cells_s / self._cells2 - STANDARD_ERRORS * error_s)
+            return guess
+        error_s = STANDARD_ERRORS * math.sqrt(self._noise / self._weight / self._cells2)
+        known = max(0.0, self._cells_s / self._cells2 - error_s)
+        return max(known, guess) if error_s > guess else known

@@ -2,11 +2,14 @@
 
 A step's time is modelled as
 
-    time(decode rows + prompt tokens) + cell_s * attended cells
+    time(decode rows + prompt tokens) + cell_s(decode rows + prompt tokens) * attended cells
 
 ``time`` is no line: a machine may compute pieces of 16 tokens at the rate of 512 and lose a third at 8. It is a table
 over size classes (1, 2, 3-4, 5-8, 9-16, ...): a class keeps recent means of what its steps held and took, and between
 these means the table is straight (``time_table``).
+
+Nor is ``cell_s`` a constant. llama.cpp's flash attention on a CPU has another kernel from 64 rows on, which reads a
+cell once for all of them: 64 tokens behind a long context may take less time than 32. So it has two values.
 
 Against steps that took long because the machine was busy: a step counts as at most 1.5 times of what was expected, a
 much faster one is believed at once.
@@ -33,6 +36,11 @@ MUCH_FASTER = 0.5
 """A step below this part of the expected time shows that the means are wrong: they go half of the way."""
 FIRST_SPREAD = 0.1
 SPREAD_WEIGHT = 0.05
+FEW_ROWS = 64
+"""The last size class in which a step may have too few rows for the kernel that reads cells once for 64 of them
+(ggml-cpu/ops.cpp, the flash attention's Q tile)."""
+LARGE_GUESS = 0.25
+"""What a cell costs in a large step as a part of a small one's, before it is known: little enough to try one."""
 MOST_SPREAD = 0.25
 """How far off a step counts as at most, as a part of what was expected."""
 
@@ -60,14 +68,11 @@ class StepCostModel:
         self._by_class: list[SizeClass | None] = [None] * N_CLASSES
         self._classes: list[SizeClass] = []
         """Those that have seen a step, by size."""
-        self._cells = CellCost()
+        self._cells = (CellCost(), CellCost())
+        """Of small steps and of large ones."""
         self._spread = FIRST_SPREAD
         self._n_steps = 0
         self._is_stale = True
-        self._tokens: list[float] = []
-        self._times: list[float] = []
-        """The table: seconds of so many tokens without context; neither list falls."""
-        self._cell_s = 0.0
         self._refresh()
 
     def observe(self, shape: StepShape, seconds: float) -> None:
@@ -99,7 +104,7 @@ class StepCostModel:
         n_tokens = n_rows + n_prompt
         if n_tokens == 0:
             return 0.0
-        return self._time(n_tokens) + self._cell_s * n_attended
+        return self._time(n_tokens) + self._cell_s(n_tokens) * n_attended
 
     @property
     def spread(self) -> float:
@@ -117,54 +122,43 @@ class StepCostModel:
         if self._is_stale:
             self._refresh()
         n_rows, _, n_attended = rows
-        left_s = limit_s - self._cell_s * n_attended
-        tokens, times, cell_s = self._tokens, self._times, self._cell_s
+        tokens, times = self._tokens, self._times
         segment, fits = 0, 0
         for index in range(1, len(tokens)):  # the last that begins within the limit
             size = tokens[index] - n_rows
             if size > 0.0:
-                if times[index] + cell_s * size * (n_held + (size + 1.0) / 2) > left_s:
+                cells = n_attended + size * (n_held + (size + 1.0) / 2)
+                if times[index] + self._cell_s(tokens[index]) * cells > limit_s:
                     break
                 fits = int(size)
             segment = index
-        # Within it the time is a parabola of the size: what is left over a piece of 0 tokens, its slope and its bend.
+        # Within it, with the cells of its smaller end, the time is a parabola of the size: what is left over a piece of
+        # 0 tokens, its slope and its bend.
+        cell_s = self._cell_s(tokens[segment])
         token_s = self._slope(segment)
-        left_s -= times[segment] + token_s * (n_rows - tokens[segment])
+        left_s = limit_s - cell_s * n_attended - times[segment] - token_s * (n_rows - tokens[segment])
         slope = token_s + cell_s * (n_held + 0.5)
         root = slope + math.sqrt(slope * slope + 2.0 * cell_s * max(left_s, 0.0))
         return max(fits, int(2.0 * left_s / root + 1e-9)) if root > 0.0 else fits
 
-    def best_token_s(self, *, n_held: int) -> float:
-        """Seconds for a token of a piece behind ``n_held`` tokens, of the size for which that is least."""
+    def least_seconds(self, rows: StepShape, size: int, *, n_held: int) -> float:
+        """The time of a step of ``rows`` and a piece of ``size`` tokens behind ``n_held`` ones; or the least it can be
+        where no step of about its size was seen: no less than a smaller one, and a token no less than in a larger."""
         if self._is_stale:
             self._refresh()
-        half_cell_s = self._cell_s / 2
-        sizes = zip(self._tokens, self._times, strict=True)
-        return min([time / size + half_cell_s * size for size, time in sizes]) + self._cell_s * n_held
-
-    def token_s(self, size: int, *, n_held: int) -> float:
-        """Seconds for a token of a piece of this size, alone."""
-        if self._is_stale:
-            self._refresh()
-        return self._time(size) / size + self._cell_s * (n_held + size / 2)
-
-    def least_token_s(self, size: int, *, n_rows: int, n_held: int) -> float:
-        """``token_s``, or the least it can be where no step of about this size beside ``n_rows`` decode rows was seen:
-        such a step takes no less than a smaller one, and its tokens no less each than a larger one's."""
-        if self._is_stale:
-            self._refresh()
-        if self._by_class[_class_of(n_rows + size)] is not None:
-            return self.token_s(size, n_held=n_held)
-        above = bisect_right(self._tokens, size)
-        time = self._times[above - 1] if above else 0.0
-        if above < len(self._tokens):
-            time = max(time, self._times[above] * size / self._tokens[above])
-        return time / size + self._cell_s * (n_held + size / 2)
+        n_tokens = rows[0] + size
+        cells_s = self._cell_s(n_tokens) * (rows[2] + piece_cells(n_held, size))
+        if self._by_class[_class_of(n_tokens)] is not None:
+            return self._time(n_tokens) + cells_s
+        above = bisect_right(self._tokens, n_tokens)
+        least = self._times[above - 1] if above else 0.0
+        nearest = min(above, len(self._tokens) - 1)
+        return max(least, self._times[nearest] * n_tokens / self._tokens[nearest]) + cells_s
 
     def _learn(self, seen: SizeClass, n_tokens: int, n_attended: int, seconds: float) -> None:
         time = self._time(n_tokens)
         tokens, cells = n_tokens - seen.tokens, n_attended - seen.attended
-        expected = seen.seconds + (time - self._time(seen.tokens) if tokens else 0.0) + self._cell_s * cells
+        expected = seen.seconds + (time - self._time(seen.tokens) if tokens else 0.0) + self._cell_s(n_tokens) * cells
         expected = max(expected, LEAST_PART * seen.seconds)
         taken = min(seconds, MOST_SLOWER * expected)
         error_s = taken - expected
@@ -179,7 +173,8 @@ class StepCostModel:
         # The same against the long means, where slow growth stands out.
         tokens, cells, more_s = n_tokens - seen.long_tokens, n_attended - seen.long_attended, taken - seen.long_seconds
         by_cells = more_s - (time - self._time(seen.long_tokens) if tokens else 0.0)
-        self._cells.add(cells / expected, by_cells / expected, error_s / expected)
+        cost = self._cells[n_tokens > FEW_ROWS]
+        cost.add(cells / expected, by_cells / expected, error_s / expected)
         weight = max(1.0 / seen.n_seen, LONG_WEIGHT)
         seen.long_tokens += weight * tokens
         seen.long_attended += weight * cells
@@ -197,10 +192,15 @@ class StepCostModel:
             return (times[index + 1] - times[index]) / (tokens[index + 1] - tokens[index])
         return times[index] / tokens[index]
 
+    def _cell_s(self, n_tokens: float) -> float:
+        """Seconds of an attended cell in a step of so many tokens."""
+        return self._cells_s[n_tokens > FEW_ROWS]
+
     def _refresh(self) -> None:
-        """The table and the cost of a cell anew from what was seen."""
+        """The tables anew from what was seen."""
         self._is_stale = False
-        self._cell_s = self._cells.seconds()
+        small_s = self._cells[0].seconds()
+        self._cells_s = (small_s, self._cells[1].seconds(LARGE_GUESS * small_s))
         self._tokens, self._times = time_table(self._classes, self._cell_s)
 
 

@@ -7,7 +7,7 @@ one: its first step may have come when the machine was busy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 FIRST_GUESS_S = 0.002
 """Seconds a token of a large piece takes before anything was seen."""
@@ -32,7 +32,16 @@ def relative_time(n_tokens: float) -> float:
 class SizeClass:
     """Means over the recent steps of about the same number of tokens, and over many more of them."""
 
-    __slots__ = ("attended", "long_attended", "long_seconds", "long_tokens", "n_seen", "seconds", "seen_at", "tokens")
+    __slots__ = (
+        "attended",
+        "long_attended",
+        "long_seconds",
+        "long_tokens",
+        "n_seen",
+        "seconds",
+        "seen_at",
+        "tokens",
+    )
 
     def __init__(self, tokens: float, attended: float, seconds: float) -> None:
         self.n_seen = 1
@@ -43,13 +52,14 @@ class SizeClass:
         self.seconds = self.long_seconds = seconds
 
 
-def time_table(classes: Sequence[SizeClass], cell_s: float) -> tuple[list[float], list[float]]:
-    """Numbers of tokens, ascending, and the seconds of a step of so many without its cells, which cost ``cell_s`` each.
+def time_table(classes: Sequence[SizeClass], cell_s: Callable[[float], float]) -> tuple[list[float], list[float]]:
+    """Numbers of tokens, ascending, and the seconds of a step of so many without its cells.
 
-    ``classes``: those that have seen a step, by size. There are at least two points, and no time falls with the size.
+    ``classes``: those that have seen a step, by size; ``cell_s``: seconds of a cell in a step of so many tokens. There
+    are at least two points, and no time falls with the size.
     """
     tokens = [seen.tokens for seen in classes]
-    times = [max(seen.seconds - cell_s * seen.attended, LEAST_PART * seen.seconds) for seen in classes]
+    times = [max(seen.seconds - cell_s(seen.tokens) * seen.attended, LEAST_PART * seen.seconds) for seen in classes]
     _doubt(classes, tokens, times)
     _make_rising(classes, times)
     _fill_in(tokens, times)

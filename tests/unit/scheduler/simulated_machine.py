@@ -18,10 +18,14 @@ _TWO_CORES = [(1, 0.0094), (4, 0.020), (8, 0.036), (16, 0.048), (1 << 20, 0.003 
 
 def two_cores(n_tokens: int) -> float:
     """Pieces of 16 at the rate of 512, pieces of 8 a third slower."""
-    index = bisect_left([size for size, _ in _TWO_CORES], n_tokens)
-    if _TWO_CORES[index][0] == n_tokens:
-        return _TWO_CORES[index][1]
-    (low, before), (high, after) = _TWO_CORES[index - 1 : index + 1]
+    return _between(_TWO_CORES, n_tokens)
+
+
+def _between(points: list[tuple[int, float]], n_tokens: int) -> float:
+    index = bisect_left([size for size, _ in points], n_tokens)
+    if points[index][0] == n_tokens:
+        return points[index][1]
+    (low, before), (high, after) = points[index - 1 : index + 1]
     return before + (after - before) * (n_tokens - low) / (high - low)
 
 
@@ -40,12 +44,26 @@ def tiles(n_tokens: int) -> float:
     return 0.012 * -(-n_tokens // 16)
 
 
+_TWO_KERNELS = [(1, 0.012), (4, 0.031), (8, 0.057), (16, 0.108), (32, 0.200), (64, 0.370), (1 << 20, 0.006 * (1 << 20))]
+
+
+def two_kernels(n_tokens: int) -> float:
+    """Without matrix units: pieces of 64 at the rate of 512, those of 8 a sixth slower."""
+    return _between(_TWO_KERNELS, n_tokens)
+
+
+def two_kernels_cells(n_tokens: int) -> float:
+    """llama.cpp's attention on a CPU: from 64 rows on a cell is read once for all of them."""
+    return 7e-6 if n_tokens < 64 else 2e-6
+
+
 @dataclass
 class Machine:
     """Runs steps and tells the model of them."""
 
     by_size: SizeTime
-    cell_s: float = 2e-7
+    cell_s: float | Callable[[int], float] = 2e-7
+    """Seconds of an attended cell; by the step's tokens, if they decide it."""
     noise: float = 0.05
     hiccups: float = 0.0
     """Part of the steps that take ten times as long."""
@@ -57,7 +75,9 @@ class Machine:
 
     def seconds(self, shape: StepShape) -> float:
         """What a step takes without noise."""
-        return self.by_size(shape.n_rows + shape.n_prompt) + self.cell_s * shape.n_attended
+        n_tokens = shape.n_rows + shape.n_prompt
+        cell_s = self.cell_s(n_tokens) if callable(self.cell_s) else self.cell_s
+        return self.by_size(n_tokens) + cell_s * shape.n_attended
 
     def run(self, shape: StepShape) -> float:
         """What it takes now."""

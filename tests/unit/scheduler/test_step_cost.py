@@ -52,10 +52,9 @@ def test_it_learns_what_sizes_and_contexts_cost(by_size: SizeTime, cell_s: float
 def test_it_knows_where_pieces_become_too_small() -> None:
     """The knee of two cores: 16 tokens at the rate of 512, 8 a third slower."""
     model = trained(two_cores, cell_s=0.0).model
-    rates = {size: 1 / model.token_s(size, n_held=0) for size in SIZES}
+    rates = {size: size / model.least_seconds(StepShape(0, 0, 0), size, n_held=0) for size in SIZES}
     assert rates[16] == pytest.approx(rates[512], rel=0.1)
     assert rates[8] == pytest.approx(2 / 3 * rates[512], rel=0.1)
-    assert 1 / model.best_token_s(n_held=0) == pytest.approx(rates[512], rel=0.1)
 
 
 def test_one_step_that_took_ten_times_as_long_changes_little() -> None:
