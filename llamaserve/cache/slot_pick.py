@@ -6,7 +6,7 @@ In this order:
 2. The slot with the longest prefix of the prompt, if that is more than ``similarity`` of the prompt (S28) and worth
    what is lost there. Nothing is lost where the prompt goes on from all the slot holds. Else the slot belongs to
    another conversation, which shall not pay for a new one that begins alike (K2, K3): a session's slot is taken only
-   when all idle slots are sessions'; any other if the prompt gains at least as much as is lost, or no slot is empty or
+   when all idle slots hold sessions'; any other if the prompt gains at least as much as is lost, or no slot is empty or
    unused for longer, sessions' not counted.
 3. The slot that costs least: an empty one; then one no session has, those used longest ago first (S29), but for those
    that hold many times what the prompt has, which come last of these: a tiny request ends no long conversation (S30);
@@ -56,7 +56,7 @@ def _is_worth_it(view: SlotView, idle: Sequence[SlotView]) -> bool:
     n_lost = view.n_tokens - view.n_usable
     if n_lost == 0:
         return True
-    others = [other for other in idle if other is not view and not other.has_session]
+    others = [other for other in idle if other is not view and not (other.has_session and other.n_tokens)]
     if view.has_session:
         return not others
     if view.n_usable >= n_lost:

@@ -66,6 +66,10 @@ def test_a_session_s_slot_is_not_taken_for_a_prompt_that_begins_alike() -> None:
     assert chosen(SlotView(0, 10, 9, True), SlotView(1, 7, 0, True), n_prompt=20) == 0
 
 
+def test_an_empty_slot_is_taken_before_a_session_s_whoever_had_it() -> None:
+    assert chosen(SlotView(0, 10, 9, True), SlotView(1, 0, 0, True), n_prompt=20) == 1
+
+
 def test_a_prompt_that_goes_on_from_all_a_slot_holds_takes_it_whoever_left_it() -> None:
     assert chosen(SlotView(0, 0), SlotView(1, 10, 10, True), n_prompt=20) == 1
 
