@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -19,6 +20,7 @@ from llamaserve.api.openai.routes import OpenAIRoutes
 from llamaserve.config import HttpConfig
 from llamaserve.errors import LlamaServeError
 from llamaserve.server.loading import ServiceLoader
+from llamaserve.server.loop_lag import LoopLag
 from llamaserve.server.metric_families import ApiCounts
 from llamaserve.server.metrics import Metrics
 from llamaserve.server.middleware import RequestScope
@@ -36,15 +38,19 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
         drain = Drain()
     openai = OpenAIRoutes(loader.service, drain, config, system_fingerprint=f"llamaserve-{__version__}")
 
+    lag = LoopLag()
+
     def api_counts() -> ApiCounts:
-        return ApiCounts(refused_draining=drain.n_refused, deadlines=openai.n_deadlines)
+        return ApiCounts(drain.n_refused, openai.n_deadlines, lag.snapshot())
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
         loader.start()
+        watch = asyncio.create_task(lag.run())
         try:
             yield
         finally:
+            watch.cancel()
             openai.close()
             await run_in_threadpool(loader.close)
 

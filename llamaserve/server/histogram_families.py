@@ -19,19 +19,21 @@ from llamaserve.telemetry.latencies import (
 
 def own_histograms(latencies: LatencySnapshot) -> Iterator[Metric]:
     """Everything that was measured."""
-    yield _histogram("llamaserve_queue_wait_seconds", "Submission to a slot.", {"": latencies.queue_wait})
-    yield _histogram(
+    yield histogram_family("llamaserve_queue_wait_seconds", "Submission to a slot.", {"": latencies.queue_wait})
+    yield histogram_family(
         "llamaserve_time_to_first_token_seconds", "Submission to the first token.", {"": latencies.first_token}
     )
-    yield _histogram(
+    yield histogram_family(
         "llamaserve_inter_token_latency_seconds",
         "Between two tokens of a request, when they are drawn.",
         {"": latencies.token_gap},
     )
-    yield _histogram(
+    yield histogram_family(
         "llamaserve_request_seconds", "Submission to the end, of finished requests.", {"": latencies.request}
     )
-    yield _histogram("llamaserve_step_part_seconds", "A step's time, by part.", latencies.step_parts, label="part")
+    yield histogram_family(
+        "llamaserve_step_part_seconds", "A step's time, by part.", latencies.step_parts, label="part"
+    )
 
 
 def vllm_histograms(latencies: LatencySnapshot, labels: Mapping[str, str]) -> Iterator[Metric]:
@@ -48,9 +50,10 @@ def vllm_histograms(latencies: LatencySnapshot, labels: Mapping[str, str]) -> It
         yield family
 
 
-def _histogram(
+def histogram_family(
     name: str, meaning: str, snapshots: Mapping[str, HistogramSnapshot], *, label: str | None = None
 ) -> Metric:
+    """A family of histograms in seconds: by the values of ``label``, or one without."""
     family = HistogramMetricFamily(name, meaning, labels=[] if label is None else [label], unit="seconds")
     for value, snapshot in snapshots.items():
         _add(family, [] if label is None else [value], snapshot)

@@ -14,7 +14,8 @@ from prometheus_client.metrics_core import Metric
 
 from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges
 from llamaserve.scheduler.stats import SchedulerStats
-from llamaserve.server.histogram_families import own_histograms, vllm_histograms
+from llamaserve.server.histogram_families import histogram_family, own_histograms, vllm_histograms
+from llamaserve.telemetry.histogram import HistogramSnapshot
 
 VLLM_ENGINE = "0"
 """vLLM numbers the engines behind one server; there is one here."""
@@ -23,10 +24,12 @@ VLLM_ENGINE = "0"
 class ApiCounts(NamedTuple):
     """What only the HTTP side knows of."""
 
-    refused_draining: int = 0
+    refused_draining: int
     """Requests refused because the server was shutting down."""
-    deadlines: int = 0
+    deadlines: int
     """Requests whose time was over; for the scheduler they were cancelled."""
+    loop_lag: HistogramSnapshot
+    """How late the event loop woke, in seconds."""
 
 
 def build_family(version: str, model_name: str) -> Metric:
@@ -45,6 +48,9 @@ def own_families(stats: SchedulerStats, api: ApiCounts) -> Iterator[Metric]:
     yield from _kept_counters(stats.prefix)
     yield from _prefix_gauges(stats.prefix_gauges)
     yield from own_histograms(stats.latencies)
+    yield histogram_family(
+        "llamaserve_event_loop_lag_seconds", "How late the event loop woke up for something due.", {"": api.loop_lag}
+    )
 
 
 def _gauges(stats: SchedulerStats) -> Iterator[Metric]:

@@ -34,7 +34,7 @@ PROMETHEUS_ACCEPT = (
     "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,"
     "text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
 )
-API = ApiCounts(refused_draining=9001, deadlines=9002)
+API = ApiCounts(9001, 9002, HistogramSnapshot((0.01,), (9003, 9004), 9005.0))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
