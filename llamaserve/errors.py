@@ -10,6 +10,7 @@
     │   ├── BadToken
     │   ├── BadSampler
     │   ├── BadTemplate
+    │   ├── BadGrammar
     │   └── ModelNotFound
     ├── CapacityError          the input is fine, the room or the time is not
     │   ├── QueueFull
@@ -124,6 +125,14 @@ class BadTemplate(RequestError):
     """The chat template cannot render these messages."""
 
     param = "messages"
+
+
+class BadGrammar(RequestError):
+    """A schema, grammar or pattern that cannot restrict an answer; ``param`` may be a path into it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        self.param = param
+        super().__init__(message)
 
 
 class ModelNotFound(RequestError):

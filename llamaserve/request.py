@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from llamaserve.constraint import Constraint
 from llamaserve.errors import BadRequest, BadSampler, LlamaServeError, shown
 
 MAX_STOP_STRINGS = 64
@@ -132,6 +133,17 @@ class GenerationRequest:
     """How urgent it is among those that wait."""
     owner: str = ""
     """Whose it is, at most 256 characters: owners share the slots fairly. "" is one too."""
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens that end the text, at most 64; they are not part of it."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens come with each token drawn, 0 to 100; None = not even its own probability."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, which is then computed anew; None = none."""
+    constraint: Constraint | None = None
+    """What its tokens may be; None = any."""
+    prompt_group: str = ""
+    """A secret name: requests that have the same share what is computed of their prompt among themselves although
+    ``cache_prompt`` is off. Nothing of it is left when the last of them ends. "" is none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
@@ -166,6 +178,7 @@ class GenerationRequest:
         if not isinstance(self.priority, Lane):
             raise BadRequest(f"priority is {shown(self.priority)}: it must be a Lane", "priority")
         _check_name("owner", self.owner, 0)
+        _check_name("prompt_group", self.prompt_group, 0)
 
 
 def _check_name(name: str, value: object, shortest: int) -> None:
@@ -241,12 +254,35 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a token was: natural logarithms of the model's own probabilities, before any sampler."""
+
+    token: int
+    piece: bytes
+    """The bytes it stands for, control tokens written out; may be a part of a character."""
+    logprob: float | None
+    """None for the first token of a prompt, which nothing comes before."""
+    top: tuple[tuple[int, bytes, float], ...] = ()
+    """Token, bytes and logarithm of the likeliest, in falling order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the prompt was; once, before the first TextDelta, for a request that asked."""
+
+    tokens: tuple[TokenLogprob, ...]
+    """One for each token of the prompt, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """New text of a request, valid UTF-8; may be empty while text is held back for a stop string."""
 
     text: str
     tokens: tuple[int, ...]
     """The token ids behind this delta, in order."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of ``tokens``, for a request that asked; else none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,4 +307,4 @@ class Failed:
     error: LlamaServeError
 
 
-Event = TextDelta | Progress | Finished | Failed
+Event = TextDelta | PromptLogprobs | Progress | Finished | Failed

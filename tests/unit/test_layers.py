@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("text", "engine.port", "engine"),
     ("_engine", "_hot"),
     ("config", "request"),
+    ("constraint",),
     ("loadtest",),
     ("telemetry",),
     ("errors",),
