@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,14 +17,20 @@ from llamaserve import __version__
 from llamaserve.api.drain import Drain
 from llamaserve.api.openai.errors import error_response, http_error_response
 from llamaserve.api.openai.routes import OpenAIRoutes
+from llamaserve.api_key import ApiKeys
 from llamaserve.config import HttpConfig
 from llamaserve.errors import LlamaServeError
+from llamaserve.server.body_timeout import BodyTimeout
+from llamaserve.server.key_gate import KeyGate
 from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.metric_families import ApiCounts
 from llamaserve.server.metrics import Metrics
-from llamaserve.server.middleware import RequestScope
+from llamaserve.server.middleware import REQUEST_ID_HEADER, RequestScope
 from llamaserve.server.probes import Probes
 from llamaserve.server.slots import Slots
+
+EXPOSED_HEADERS = (REQUEST_ID_HEADER, "retry-after", "x-should-retry")
+"""What a web page may read of an answer's headers, beside the harmless ones."""
 
 
 def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = None) -> Starlette:
@@ -55,12 +62,29 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
             *Slots(loader.service, are_shown=config.shows_slots).routes(),
             *openai.routes(),
         ],
-        middleware=[Middleware(RequestScope)],
+        middleware=_middleware(config),
         exception_handlers={LlamaServeError: _answer_our_error, HTTPException: _answer_http_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a redirected POST loses its body in many clients
     return app
+
+
+def _middleware(config: HttpConfig) -> list[Middleware]:
+    """Outermost first: what every answer has, who may ask, and how long asking may take."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=config.cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=EXPOSED_HEADERS,
+    )
+    return [
+        Middleware(RequestScope),
+        *([cors] if config.cors_origins else []),  # before the key: a browser asks without one first
+        Middleware(KeyGate, keys=ApiKeys(config.api_keys)),
+        Middleware(BodyTimeout, timeout_s=config.body_timeout_s),
+    ]
 
 
 async def _answer_our_error(request: Request, error: Exception) -> Response:

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from llamaserve.api.caller import Caller, caller_of
 from llamaserve.api.disconnect import until_disconnect, until_set
 from llamaserve.api.drain import Drain, DrainGate
 from llamaserve.api.openai.answers import (
@@ -89,6 +90,7 @@ class IncomingRequest:
     session_header: str | None
     timeout_header: str | None
     priority_header: str | None
+    caller: Caller
 
 
 Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
@@ -166,6 +168,7 @@ class OpenAIRoutes:
             session_header=request.headers.get(SESSION_HEADER),
             timeout_header=request.headers.get(TIMEOUT_HEADER),
             priority_header=request.headers.get(PRIORITY_HEADER),
+            caller=caller_of(request.scope),
         )
         prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, incoming))
         del body, incoming  # up to megabytes, which the answer does not need
@@ -221,11 +224,12 @@ class OpenAIRoutes:
             stop=tuple(dict.fromkeys(stop_strings(body) + prompt.stops)),
             sampling=sampling_params(body, service.vocab.n_tokens),
             cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
-            cache_salt="" if body.cache_salt is None else body.cache_salt,
+            cache_salt=incoming.caller.cache_scope(body.cache_salt or ""),
             session=_session(body, incoming.session_header),
             boundaries=prompt.boundaries,
             return_progress=body.is_streamed and bool(body.return_progress),
-            priority=lane(body, incoming.priority_header, self._config.priority_header),
+            priority=lane(body, incoming.priority_header, self._config.priority_header, incoming.caller.most_urgent),
+            owner=incoming.caller.owner,
         )
         return PreparedRequest(
             generation,
