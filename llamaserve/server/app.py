@@ -14,7 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llamaserve import __version__
+from llamaserve.api.body_threads import BodyThreads
 from llamaserve.api.drain import Drain
+from llamaserve.api.native.props import PropsRoutes
+from llamaserve.api.native.token_routes import TokenRoutes
 from llamaserve.api.openai.errors import error_response, http_error_response
 from llamaserve.api.openai.routes import OpenAIRoutes
 from llamaserve.api_key import ApiKeys
@@ -26,9 +29,11 @@ from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.metric_families import ApiCounts
 from llamaserve.server.metrics import Metrics
 from llamaserve.server.middleware import REQUEST_ID_HEADER, RequestScope
+from llamaserve.server.openapi.routes import OpenApiRoutes
 from llamaserve.server.probes import Probes
 from llamaserve.server.slots import Slots
 
+BUILD = f"llamaserve-{__version__}"
 EXPOSED_HEADERS = (REQUEST_ID_HEADER, "retry-after", "x-should-retry")
 """What a web page may read of an answer's headers, beside the harmless ones."""
 
@@ -41,7 +46,8 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
     """
     if drain is None:
         drain = Drain()
-    openai = OpenAIRoutes(loader.service, drain, config, system_fingerprint=f"llamaserve-{__version__}")
+    bodies = BodyThreads(drain, config.max_body_bytes)
+    openai = OpenAIRoutes(loader.service, drain, config, bodies, system_fingerprint=BUILD)
 
     def api_counts() -> ApiCounts:
         return ApiCounts(refused_draining=drain.n_refused, deadlines=openai.n_deadlines)
@@ -52,7 +58,7 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
         try:
             yield
         finally:
-            openai.close()
+            bodies.close()
             await run_in_threadpool(loader.close)
 
     app = Starlette(
@@ -61,6 +67,9 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
             *Metrics(loader.service, api_counts, __version__).routes(),
             *Slots(loader.service, are_shown=config.shows_slots).routes(),
             *openai.routes(),
+            *TokenRoutes(loader.service, drain, bodies).routes(),
+            *PropsRoutes(loader.service, BUILD, shows_slots=config.shows_slots).routes(),
+            *OpenApiRoutes(__version__, needs_key=bool(config.api_keys)).routes(),
         ],
         middleware=_middleware(config),
         exception_handlers={LlamaServeError: _answer_our_error, HTTPException: _answer_http_error},

@@ -94,7 +94,7 @@ class ChatBody(GenerationBody, kw_only=True):
 MAX_NESTING = 200
 """Levels of objects and arrays in each other: what reads a body further on, in whatever language, recurses."""
 
-BodyT = TypeVar("BodyT", bound=GenerationBody)
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _FIELD_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>.*)`$")

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from llamaserve.api.body_threads import BodyThreads
 from llamaserve.api.caller import Caller, caller_of
-from llamaserve.api.disconnect import until_disconnect, until_set
+from llamaserve.api.disconnect import until_disconnect
 from llamaserve.api.drain import Drain, DrainGate
 from llamaserve.api.openai.answers import (
     CHAT_CHUNKS,
@@ -34,13 +32,13 @@ from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody,
 from llamaserve.api.openai.errors import error_response
 from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.limits import PRIORITY_HEADER, TIMEOUT_HEADER, lane, ping_interval_s, timeout_s
+from llamaserve.api.openai.model_card import ModelCard, ModelList
 from llamaserve.api.openai.prompts import PromptTokens, chat_prompt, completion_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.sse import EventStreamResponse
 from llamaserve.config import HttpConfig
 from llamaserve.errors import (
     BadRequest,
-    Cancelled,
     DeadlineExceeded,
     EngineError,
     LlamaServeError,
@@ -49,9 +47,6 @@ from llamaserve.errors import (
 from llamaserve.request import MAX_NAME_LENGTH, Event, Failed, Finished, GenerationRequest, TextDelta
 from llamaserve.service import Service
 
-PREPARING_THREADS = 2
-"""Bodies that are decoded, rendered and tokenised at the same time: one large body must not hold up all others, and
-many must not take the cores and the memory from the model."""
 SESSION_HEADER = "x-session-id"
 """Names the session where the body does not: routers that keep a session on one server send it too."""
 
@@ -83,17 +78,16 @@ class PreparedRequest:
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request as it came, before its body is read."""
+    """What a request says before its body."""
 
     request_id: str
-    body: bytes
     session_header: str | None
     timeout_header: str | None
     priority_header: str | None
     caller: Caller
 
 
-Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
+Prepare = Callable[[Service, IncomingRequest, bytes], PreparedRequest]
 
 
 class OpenAIRoutes:
@@ -104,15 +98,19 @@ class OpenAIRoutes:
     """
 
     def __init__(
-        self, service: Callable[[], Service], drain: Drain, config: HttpConfig, *, system_fingerprint: str
+        self,
+        service: Callable[[], Service],
+        drain: Drain,
+        config: HttpConfig,
+        bodies: BodyThreads,
+        *,
+        system_fingerprint: str,
     ) -> None:
         self._service = service
         self._drain = drain
         self._config = config
         self._n_deadlines = 0
-        # Not the loop's pool: what waits for a thread here is dropped when its client leaves, and what runs keeps its
-        # thread until it ends, so that there are never more than these.
-        self._preparing = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="llamaserve-prepare")
+        self._bodies = bodies
         self._system_fingerprint = system_fingerprint
         self._started = int(time.time())
         self._unknown_fields = UnknownFieldLog()
@@ -121,6 +119,7 @@ class OpenAIRoutes:
         """The routes, for an application's list."""
         return [
             Route("/v1/models", self.list_models, methods=["GET"]),
+            Route("/models", self.list_models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", self.show_model, methods=["GET"]),
             self._computing("/v1/completions", self.complete),
             self._computing("/v1/chat/completions", self.chat),
@@ -135,19 +134,15 @@ class OpenAIRoutes:
     def _computing(self, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
         return Route(path, endpoint, methods=["POST"], middleware=[Middleware(DrainGate, drain=self._drain)])
 
-    def close(self) -> None:
-        """End the threads; what waits for one is dropped. May be called twice."""
-        self._preparing.shutdown(wait=False, cancel_futures=True)
-
     async def list_models(self, request: Request) -> Response:
         """``GET /v1/models``."""
-        return _json(msgspec.json.encode({"object": "list", "data": [self._model_card(self._service())]}))
+        return _json(msgspec.json.encode(ModelList([ModelCard.of(self._service(), self._started)])))
 
     async def show_model(self, request: Request) -> Response:
         """``GET /v1/models/{id}``."""
         service = self._service()
-        _check_model(request.path_params["model_id"], service)
-        return _json(msgspec.json.encode(self._model_card(service)))
+        check_model(request.path_params["model_id"], service)
+        return _json(msgspec.json.encode(ModelCard.of(service, self._started)))
 
     async def complete(self, request: Request) -> Response:
         """``POST /v1/completions``."""
@@ -159,19 +154,14 @@ class OpenAIRoutes:
 
     async def _generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response:
         service = self._service()
-        body = await until_set(
-            self._drain.has_begun, _read_body(request, self._config.max_body_bytes), self._drain.refusal
-        )
         incoming = IncomingRequest(
             request_id=endpoint.id_prefix + secrets.token_hex(12),
-            body=body,
             session_header=request.headers.get(SESSION_HEADER),
             timeout_header=request.headers.get(TIMEOUT_HEADER),
             priority_header=request.headers.get(PRIORITY_HEADER),
             caller=caller_of(request.scope),
         )
-        prepared = await until_disconnect(request.receive, self._on_thread(prepare, service, incoming))
-        del body, incoming  # up to megabytes, which the answer does not need
+        prepared = await self._bodies.prepared(request, partial(prepare, service, incoming))
         generation = prepared.generation
         head = AnswerHead(generation.request_id, int(time.time()), service.model_name, self._system_fingerprint)
         if prepared.is_streamed:
@@ -193,18 +183,15 @@ class OpenAIRoutes:
     def _count_failure(self, error: Exception) -> None:
         self._n_deadlines += isinstance(error, DeadlineExceeded)
 
-    async def _on_thread(self, prepare: Prepare, service: Service, incoming: IncomingRequest) -> PreparedRequest:
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare, service, incoming)
-
-    def _prepare_completion(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
-        decoded = decode_body(incoming.body, CompletionBody, self._unknown_fields)
-        _check_model(decoded.model, service)
+    def _prepare_completion(self, service: Service, incoming: IncomingRequest, body: bytes) -> PreparedRequest:
+        decoded = decode_body(body, CompletionBody, self._unknown_fields)
+        check_model(decoded.model, service)
         tokens = completion_prompt(decoded, service.vocab, service.info.n_ctx_seq)
         return self._prepared(decoded, service, incoming, PromptTokens(tokens))
 
-    def _prepare_chat(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
-        decoded = decode_body(incoming.body, ChatBody, self._unknown_fields)
-        _check_model(decoded.model, service)
+    def _prepare_chat(self, service: Service, incoming: IncomingRequest, body: bytes) -> PreparedRequest:
+        decoded = decode_body(body, ChatBody, self._unknown_fields)
+        check_model(decoded.model, service)
         prompt = chat_prompt(
             decoded,
             service.template,
@@ -239,23 +226,6 @@ class OpenAIRoutes:
             ping_interval_s=ping_interval_s(body, self._config.sse_ping_interval_s),
         )
 
-    def _model_card(self, service: Service) -> dict[str, object]:
-        info = service.info
-        return {
-            "id": service.model_name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "llamaserve",
-            "meta": {
-                "n_vocab": info.n_vocab,
-                "n_ctx": info.n_ctx_seq,
-                "n_ctx_train": info.n_ctx_train,
-                "n_embd": info.n_embd,
-                "n_params": info.n_params,
-                "size": info.size_bytes,
-            },
-        }
-
 
 def _session(body: GenerationBody, header: str | None) -> str | None:
     """The body's session, else the header's; an empty header is none."""
@@ -269,30 +239,10 @@ def _session(body: GenerationBody, header: str | None) -> str | None:
     return header
 
 
-def _check_model(name: str | None, service: Service) -> None:
+def check_model(name: str | None, service: Service) -> None:
+    """Raise ModelNotFound for another name than that of the model that is served."""
     if name and name != service.model_name:
         raise ModelNotFound(name[:256], service.model_name)
-
-
-async def _read_body(request: Request, limit_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit_bytes:
-        raise _body_too_large(declared, limit_bytes)
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit_bytes:
-                raise _body_too_large(f"at least {size}", limit_bytes)
-            chunks.append(chunk)
-    except ClientDisconnect as error:
-        raise Cancelled from error
-    return b"".join(chunks)
-
-
-def _body_too_large(size: str, limit_bytes: int) -> HTTPException:
-    return HTTPException(413, f"the request body has {size[:20]} bytes: at most {limit_bytes} are allowed")
 
 
 @dataclass(frozen=True, slots=True)
