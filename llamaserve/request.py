@@ -141,6 +141,9 @@ class GenerationRequest:
     """The same for the tokens of the prompt, which is then computed anew; None = none."""
     constraint: Constraint | None = None
     """What its tokens may be; None = any."""
+    prompt_group: str = ""
+    """A secret name: requests that have the same share what is computed of their prompt among themselves although
+    ``cache_prompt`` is off. Nothing of it is left when the last of them ends. "" is none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
@@ -175,6 +178,7 @@ class GenerationRequest:
         if not isinstance(self.priority, Lane):
             raise BadRequest(f"priority is {shown(self.priority)}: it must be a Lane", "priority")
         _check_name("owner", self.owner, 0)
+        _check_name("prompt_group", self.prompt_group, 0)
 
 
 def _check_name(name: str, value: object, shortest: int) -> None:

@@ -16,9 +16,11 @@ from starlette.responses import Response
 from llamaserve import __version__
 from llamaserve.api.body_threads import BodyThreads
 from llamaserve.api.drain import Drain
+from llamaserve.api.generating import Generating
 from llamaserve.api.native.props import PropsRoutes
 from llamaserve.api.native.token_routes import TokenRoutes
 from llamaserve.api.openai.errors import error_response, http_error_response
+from llamaserve.api.openai.preparing import Preparer
 from llamaserve.api.openai.routes import OpenAIRoutes
 from llamaserve.api_key import ApiKeys
 from llamaserve.config import HttpConfig
@@ -47,10 +49,11 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
     if drain is None:
         drain = Drain()
     bodies = BodyThreads(drain, config.max_body_bytes)
-    openai = OpenAIRoutes(loader.service, drain, config, bodies, system_fingerprint=BUILD)
+    generating = Generating(loader.service, bodies, system_fingerprint=BUILD)
+    preparer = Preparer(config)
 
     def api_counts() -> ApiCounts:
-        return ApiCounts(refused_draining=drain.n_refused, deadlines=openai.n_deadlines)
+        return ApiCounts(refused_draining=drain.n_refused, deadlines=generating.n_deadlines)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None, None]:
@@ -66,7 +69,7 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
             *Probes(loader.service, drain).routes(),
             *Metrics(loader.service, api_counts, __version__).routes(),
             *Slots(loader.service, are_shown=config.shows_slots).routes(),
-            *openai.routes(),
+            *OpenAIRoutes(loader.service, drain, generating, preparer).routes(),
             *TokenRoutes(loader.service, drain, bodies).routes(),
             *PropsRoutes(loader.service, BUILD, shows_slots=config.shows_slots).routes(),
             *OpenApiRoutes(__version__, needs_key=bool(config.api_keys)).routes(),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from llamaserve.api_key import ApiKey
 from llamaserve.config import HttpConfig, PriorityHeader
 from llamaserve.engine.fake import FakeEngine, scripted
-from llamaserve.request import GenerationRequest, Lane
+from llamaserve.request import Event, GenerationRequest, Lane
 from llamaserve.service import Service
 from tests.api.conftest import REPLIES
 from tests.api.served import SMALL_BODIES, LineTemplate, Served, serving, wait_until
@@ -118,22 +118,24 @@ def test_keys_of_one_owner_share_what_was_computed() -> None:
         assert cached_tokens(answers[1]) == 5
 
 
-def submitted(served: Served, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
     """What reaches the service from now on."""
-    requests: list[GenerationRequest] = []
-    stream = Service.stream
+    noted: list[GenerationRequest] = []
+    listen = Service.listen
 
-    def note(self: Service, request: GenerationRequest, *, timeout_s: float | None = None) -> object:
-        requests.append(request)
-        return stream(self, request, timeout_s=timeout_s)
+    def note(
+        self: Service, requests: Sequence[GenerationRequest], takes: Sequence[Callable[[Event], None]]
+    ) -> Callable[[], None]:
+        noted.extend(requests)
+        return listen(self, requests, takes)
 
-    monkeypatch.setattr(Service, "stream", note)
-    return requests
+    monkeypatch.setattr(Service, "listen", note)
+    return noted
 
 
 def test_a_keys_name_is_the_owner_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(FakeEngine(), template=LineTemplate(), http=TWO_KEYS) as served:
-        requests = submitted(served, monkeypatch)
+        requests = submitted(monkeypatch)
         complete(served, ANNA)
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         assert served.client.post("/v1/chat/completions", json=chat, headers=BORIS).status_code == 200
@@ -144,7 +146,7 @@ def test_a_keys_name_is_the_owner_of_its_requests(monkeypatch: pytest.MonkeyPatc
 def test_a_keys_lane_is_what_its_requests_may_ask_for(header: PriorityHeader, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = tuple(ApiKey.of(lane.value, lane.value, lane) for lane in Lane)
     with serving(FakeEngine(), http=HttpConfig(api_keys=keys, priority_header=header)) as served:
-        requests = submitted(served, monkeypatch)
+        requests = submitted(monkeypatch)
         for lane in Lane:
             complete(served, {"x-api-key": lane.value}, priority="high")
             complete(served, {"x-api-key": lane.value})

@@ -13,10 +13,12 @@ from starlette.routing import Route
 
 from llamaserve import __version__
 from llamaserve.api_key import ApiKey
-from llamaserve.config import HttpConfig
-from llamaserve.engine.fake import FakeEngine
+from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.engine.fake import FakeEngine, scripted
+from llamaserve.server.openapi.limits import FIELD_LIMITS
 from llamaserve.server.probes import PROBE_PATHS
-from tests.api.served import Served, app_loading, serving
+from tests.api.conftest import REPLIES
+from tests.api.served import LineTemplate, Served, app_loading, serving
 from tests.api.test_lifecycle import fake_service
 
 
@@ -87,3 +89,40 @@ def test_both_are_there_before_the_model(path: str) -> None:
     response = asyncio.run(get())
     assert response.status_code == 200
     assert __version__ in response.text
+
+
+def test_the_limits_of_fields_are_those_that_are_refused() -> None:
+    """Just inside is taken, just outside is not."""
+    engine = FakeEngine(n_ctx=16_384, n_slots=8, continuation=scripted(REPLIES))
+    with serving(engine, template=LineTemplate(), scheduler=SchedulerConfig(max_queue=0)) as served:
+        _check_limits(served)
+
+
+def _check_limits(served: Served) -> None:
+    schemas = document_of(served)["components"]["schemas"]
+    for name, limits in FIELD_LIMITS.items():
+        assert any(
+            name in schemas[body].get("properties", {}) for body in ("ChatBody", "CompletionBody", "ChatMessage")
+        )
+        for keyword, value in limits.items():
+            inside, outside = _around(keyword, value)
+            for given, statuses in ((inside, (200, 504)), (outside, (400,))):
+                fields = {"logprobs": True} if name == "top_logprobs" else {}
+                messages = [{"role": given if name == "role" else "user", "content": "hi"}]
+                body = {"messages": messages, **fields, **({} if name == "role" else {name: given})}
+                response = served.client.post("/v1/chat/completions", json=body)
+                assert response.status_code in statuses, (name, given, response.text)
+
+
+def _around(keyword: str, value: object) -> tuple[object, object]:
+    """A value that a keyword allows and one that it does not."""
+    if keyword == "enum":
+        assert isinstance(value, list)
+        return value[0], "wizard"
+    assert isinstance(value, (int, float))
+    if keyword in ("minLength", "maxLength"):
+        step = -1 if keyword == "minLength" else 1
+        return "x" * int(value), "x" * int(value + step)
+    if keyword == "exclusiveMinimum":
+        return value + 0.001, value
+    return value, value + (-1 if keyword == "minimum" else 1)

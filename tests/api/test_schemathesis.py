@@ -17,6 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from llamaserve.engine.fake import FakeEngine, scripted
+from llamaserve.engine.port import FimTokens
 from llamaserve.server.openapi.operations import OPERATIONS
 from tests.api.conftest import REPLIES
 from tests.api.served import LineTemplate, Served, serving
@@ -35,7 +36,7 @@ CASES += [
 
 @pytest.fixture(scope="module")
 def fuzzed() -> Generator[Served, None, None]:
-    engine = FakeEngine(n_slots=8, n_ctx=512, continuation=scripted(REPLIES))
+    engine = FakeEngine(n_slots=8, n_ctx=512, continuation=scripted(REPLIES), fim_tokens=FimTokens(1, 2, 3, 4, 5))
     with serving(engine, template=LineTemplate()) as running:
         yield running
 

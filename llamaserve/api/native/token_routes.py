@@ -25,8 +25,8 @@ from llamaserve.api.native.token_bodies import (
 from llamaserve.api.native.tokens import text_of, tokens_of
 from llamaserve.api.openai.body import decode_body
 from llamaserve.api.openai.fields import UnknownFieldLog
+from llamaserve.api.openai.preparing import check_model
 from llamaserve.api.openai.prompts import chat_prompt, template_messages
-from llamaserve.api.openai.routes import check_model
 from llamaserve.errors import BadTemplate, PromptTooLong
 from llamaserve.service import Service
 

@@ -20,6 +20,7 @@ class StreamOptions(msgspec.Struct):
     """``stream_options``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -51,22 +52,28 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     sse_ping_interval: int | None = None
     priority: str | int | None = None
     return_progress: bool | None = None
+    n: int | None = None
+    n_cmpl: int | None = None
+    best_of: int | None = None
+    n_probs: int | None = None
+    prompt_logprobs: int | bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
 
     @property
     def is_streamed(self) -> bool:
         """Whether the answer comes as server-sent events."""
         return bool(self.stream)
 
-    @property
-    def wants_usage_chunk(self) -> bool:
-        """Whether a stream ends with a chunk that carries the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class CompletionBody(GenerationBody, kw_only=True):
     """``POST /v1/completions``."""
 
     prompt: str | list[int | str | list[int]]
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | bool | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -89,6 +96,8 @@ class ChatBody(GenerationBody, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage]
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
 
 
 MAX_NESTING = 200
@@ -117,7 +126,7 @@ def decode_body(body: bytes, body_type: type[BodyT], unknown_fields: UnknownFiel
     Raises BadRequest for malformed JSON, invalid UTF-8, wrong types, and fields we must not ignore.
     """
     fields = _decode_object(body)
-    refuse_unhonoured(fields)
+    refuse_unhonoured(fields, body_type.__struct_fields__)
     try:
         decoded = msgspec.convert(fields, body_type)
     except msgspec.ValidationError as error:

@@ -8,7 +8,7 @@ with a warning, once for each name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from llamaserve.errors import BadRequest, shown
 
@@ -36,12 +36,8 @@ HARMLESS_FIELDS = frozenset(
 
 UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     # OpenAI
-    "n": (1,),
-    "n_cmpl": (1,),
-    "best_of": (0, 1),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False, 0),
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -91,25 +87,23 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     # what the answer shows and where it runs
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "n_probs": (0,),
-    "prompt_logprobs": (0, False),
-    "return_tokens": (False,),
-    "return_token_ids": (False,),
-    "timings_per_token": (False,),
     "response_fields": ([],),
+    "n_indent": (0,),
     "post_sampling_probs": (False,),
     "truncate_prompt_tokens": (-1,),
     "t_max_predict_ms": (0, -1),
     "id_slot": (-1,),
     "lora": ([],),
 }
-"""Fields that change the result and that we do not honour, with the values that ask for nothing."""
+"""Fields that change the result and that we do not honour, with the values that ask for nothing. Some of them one
+endpoint honours and another does not."""
 
 
-def refuse_unhonoured(fields: Mapping[str, object]) -> None:
-    """Raise BadRequest for the first field that asks for something we do not do. null asks for nothing."""
+def refuse_unhonoured(fields: Mapping[str, object], known: Collection[str]) -> None:
+    """Raise BadRequest for the first field that is not ``known`` and asks for something we do not do. null asks for
+    nothing."""
     for name, value in fields.items():
-        neutral = UNHONOURED_FIELDS.get(name)
+        neutral = None if name in known else UNHONOURED_FIELDS.get(name)
         if neutral is None or value is None or any(_is_same(value, allowed) for allowed in neutral):
             continue
         raise BadRequest(f"{name} is {shown(value)}: this server does not support it; leave it out", name)

@@ -1,26 +1,22 @@
-"""From a body to one prompt as token ids. Preparing threads only: templates and tokenisers block."""
+"""From a chat's messages to a prompt as token ids. Preparing threads only: templates and tokenisers block."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from llamaserve.api.openai.body import ChatBody, ChatMessage, CompletionBody, ContentPart
+from llamaserve.api.openai.body import ChatBody, ChatMessage, ContentPart
+from llamaserve.api.openai.tokenizing import tokenize
 from llamaserve.chat.boundaries import message_boundaries
+from llamaserve.chat.message import ContentParser, MessageParser
 from llamaserve.engine.port import Vocabulary
-from llamaserve.errors import BadRequest, BadTemplate, EmptyPrompt, PromptTooLong
+from llamaserve.errors import BadRequest, BadTemplate, PromptTooLong
 
 if TYPE_CHECKING:
     from llamaserve.chat.template import ChatTemplate
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles a message may have, and the one its template sees."""
-
-
-SUSPICIOUS_CHARACTERS = 8
-"""A text with more characters for each token of the context is counted before it is tokenised whole."""
-COUNTED_PIECE = 2**16  # characters
-SURELY_TOO_LONG = 2
-"""Contexts' worth of counted tokens that refuse a text; cutting it into pieces adds a few tokens, not a context."""
 
 
 class PromptTokens(NamedTuple):
@@ -31,28 +27,8 @@ class PromptTokens(NamedTuple):
     """Strings that end the answer."""
     boundaries: tuple[int, ...] = ()
     """Positions where messages end, if they were asked for."""
-
-
-def completion_prompt(body: CompletionBody, vocab: Vocabulary, n_ctx: int) -> tuple[int, ...]:
-    """The tokens of a completion's prompt: a string, token ids, or a list with one of these.
-
-    Raises EmptyPrompt, BadRequest for a batch of prompts, PromptTooLong for a text far over the context.
-    """
-    prompt: object = body.prompt
-    if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
-        if len(prompt) != 1:
-            raise BadRequest(
-                f"prompt has {len(prompt)} entries that are not token ids: this server takes one prompt per request",
-                "prompt",
-            )
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        if not prompt:
-            raise EmptyPrompt
-        return _tokenize(prompt, vocab, n_ctx)
-    if not isinstance(prompt, list) or not prompt:
-        raise EmptyPrompt
-    return tuple(prompt)
+    make_parser: Callable[[], MessageParser] = ContentParser
+    """Reads the answer; one for each choice."""
 
 
 def chat_prompt(
@@ -76,21 +52,9 @@ def chat_prompt(
         raise PromptTooLong(len(body.messages), n_ctx, is_at_least=True)
     messages = template_messages(body.messages)
     rendered = template.render(messages)
-    tokens = _tokenize(rendered.prompt, vocab, n_ctx)
+    tokens = tokenize(rendered.prompt, vocab, n_ctx)
     boundaries = message_boundaries(template, messages, vocab, tokens) if wants_boundaries else ()
     return PromptTokens(tokens, rendered.stops, boundaries)
-
-
-def _tokenize(text: str, vocab: Vocabulary, n_ctx: int) -> tuple[int, ...]:
-    # Tokenising megabytes takes seconds. A text far over the context is refused after as much as shows that it is.
-    if len(text) > SUSPICIOUS_CHARACTERS * n_ctx:
-        n_counted = 0
-        for start in range(0, len(text), COUNTED_PIECE):
-            piece = text[start : start + COUNTED_PIECE]
-            n_counted += len(vocab.tokenize(piece, add_special=False, parse_special=True))
-            if n_counted > SURELY_TOO_LONG * n_ctx:
-                raise PromptTooLong(n_counted, n_ctx, is_at_least=True)
-    return tuple(vocab.tokenize(text, add_special=True, parse_special=True))
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, object]]:

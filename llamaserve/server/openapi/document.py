@@ -8,9 +8,13 @@ from typing import Any
 import msgspec
 
 from llamaserve.api.openai.errors import ErrorBody
+from llamaserve.server.openapi.limits import with_limits
 from llamaserve.server.openapi.operation import JSON, REASONS, Operation, Parameter
 
 _REFERENCE = "#/components/schemas/{name}"
+_REQUEST_SCHEMAS = frozenset(
+    {"ChatBody", "ChatMessage", "CompletionBody", "InfillBody", "NativeCompletionBody", "TemplateBody"}
+)
 _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -31,7 +35,10 @@ def openapi_document(operations: Iterable[Operation], *, version: str, needs_key
         "openapi": "3.1.0",
         "info": {"title": "llamaserve", "version": version, "license": {"name": "MIT", "identifier": "MIT"}},
         "paths": paths,
-        "components": {"schemas": components, **({"securitySchemes": _SECURITY_SCHEMES} if needs_key else {})},
+        "components": {
+            "schemas": with_limits(components, _REQUEST_SCHEMAS),
+            **({"securitySchemes": _SECURITY_SCHEMES} if needs_key else {}),
+        },
     }
 
 

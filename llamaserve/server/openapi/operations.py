@@ -12,10 +12,11 @@ from llamaserve.api.native.token_bodies import (
     TokenizeAnswer,
     TokenizeBody,
 )
+from llamaserve.api.openai.answers import ChatChoice, Completion, TextChoice
 from llamaserve.api.openai.body import ChatBody, CompletionBody
 from llamaserve.api.openai.limits import PRIORITY_HEADER, TIMEOUT_HEADER
 from llamaserve.api.openai.model_card import ModelCard, ModelList
-from llamaserve.api.openai.routes import SESSION_HEADER
+from llamaserve.api.openai.preparing import SESSION_HEADER
 from llamaserve.server.metrics import METRICS_PATH
 from llamaserve.server.openapi.operation import EVENTS, JSON, TEXT, Operation, Parameter
 from llamaserve.server.probes import HEALTH_PATHS, READY_PATH
@@ -32,6 +33,9 @@ SERVER = "server"
 
 STATUS = {"type": "object", "properties": {"status": {"const": "ok"}}, "required": ["status"]}
 OBJECT = {"type": "object"}
+CHUNKS = {"description": "Server-sent events, each with a part of the answer as JSON."}
+NATIVE_ANSWER = {"type": ["object", "array"]}
+"""An object, with the fields a body asks for, or one for each choice."""
 YES_OR_NO = {"type": "string", "enum": ["1", "true", "0", "false"]}
 
 HEADERS = (
@@ -73,7 +77,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/completions",),
         "Continue a text",
         OPENAI,
-        {JSON: OBJECT, EVENTS: TEXT},
+        {JSON: Completion[TextChoice], EVENTS: CHUNKS},
         COMPUTES,
         body=CompletionBody,
         parameters=HEADERS,
@@ -83,7 +87,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ("/v1/chat/completions", "/chat/completions"),
         "Answer a conversation",
         OPENAI,
-        {JSON: OBJECT, EVENTS: TEXT},
+        {JSON: Completion[ChatChoice], EVENTS: CHUNKS},
         COMPUTES,
         body=ChatBody,
         parameters=HEADERS,
