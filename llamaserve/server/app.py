@@ -17,6 +17,7 @@ from llamaserve import __version__
 from llamaserve.api.body_threads import BodyThreads
 from llamaserve.api.drain import Drain
 from llamaserve.api.generating import Generating
+from llamaserve.api.native.completion_routes import CompletionRoutes
 from llamaserve.api.native.props import PropsRoutes
 from llamaserve.api.native.token_routes import TokenRoutes
 from llamaserve.api.openai.errors import error_response, http_error_response
@@ -70,6 +71,7 @@ def build_app(loader: ServiceLoader, config: HttpConfig, drain: Drain | None = N
             *Metrics(loader.service, api_counts, __version__).routes(),
             *Slots(loader.service, are_shown=config.shows_slots).routes(),
             *OpenAIRoutes(loader.service, drain, generating, preparer).routes(),
+            *CompletionRoutes(loader.service, drain, generating, preparer).routes(),
             *TokenRoutes(loader.service, drain, bodies).routes(),
             *PropsRoutes(loader.service, BUILD, shows_slots=config.shows_slots).routes(),
             *OpenApiRoutes(__version__, needs_key=bool(config.api_keys)).routes(),

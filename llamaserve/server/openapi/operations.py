@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llamaserve.api.native.completion_bodies import InfillBody, NativeCompletionBody
 from llamaserve.api.native.props import Props
 from llamaserve.api.native.token_bodies import (
     DetokenizeAnswer,
@@ -119,6 +120,26 @@ OPERATIONS: tuple[Operation, ...] = (
         {JSON: DetokenizeAnswer},
         HAS_A_BODY,
         body=DetokenizeBody,
+    ),
+    Operation(
+        "POST",
+        ("/completion", "/completions"),
+        "Continue a text, or several",
+        NATIVE,
+        {JSON: NATIVE_ANSWER, EVENTS: CHUNKS},
+        COMPUTES,
+        body=NativeCompletionBody,
+        parameters=HEADERS,
+    ),
+    Operation(
+        "POST",
+        ("/infill",),
+        "Fill in the middle of a file",
+        NATIVE,
+        {JSON: NATIVE_ANSWER, EVENTS: CHUNKS},
+        COMPUTES | {501},
+        body=InfillBody,
+        parameters=HEADERS,
     ),
     Operation("GET", ("/props",), "The model and how it is served", NATIVE, {JSON: Props}, ASKS_THE_MODEL),
 )
