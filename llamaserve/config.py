@@ -7,11 +7,13 @@ import difflib
 import enum
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from llamaserve.api_key import ApiKey, check_keys
 from llamaserve.errors import ConfigError, UnknownOption, shown
 
 FORCE_SYNC_VARIABLE = "LLAMASERVE_FORCE_SYNC"
@@ -22,6 +24,8 @@ _INT32_MAX = 2**31 - 1  # sizes are int32 in llama.cpp
 _MAX_GIB = 2**20  # a PiB
 _DAY_S = 24 * 3600
 _MAX_TARGET_ITL = 60_000
+_MAX_BODY_BYTES = 2**30
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.\-]*://[^\s/?#@]+")
 _MAX_CTX = 2**31 - 256  # rounded up to a multiple of 256 it is still an int32
 
 
@@ -209,7 +213,7 @@ class CacheConfig:
 
 
 class PriorityHeader(enum.Enum):
-    """What of the priorities that clients ask for is honoured; they are not authenticated (G19)."""
+    """What of the priorities that clients ask for is honoured, unless their API key says it (G19)."""
 
     OFF = "off"
     """Nothing: all are equal."""
@@ -227,7 +231,9 @@ class HttpConfig:
     port: int = 8080
     """0 lets the system choose a free port."""
     max_body_bytes: int = 8 * 1024 * 1024
-    """Largest request body."""
+    """Largest request body, 1 KiB to 1 GiB."""
+    body_timeout_s: float = 60.0
+    """Seconds a request's body may take, above 0 and at most a day."""
     shows_slots: bool = True
     """Whether ``GET /slots`` tells what each slot does."""
     drain_timeout_s: float = 30.0
@@ -236,15 +242,44 @@ class HttpConfig:
     """Seconds of silence after which a stream sends a comment, 0 to a day; 0 = never."""
     priority_header: PriorityHeader = PriorityHeader.OFF
     """What of the priorities that clients ask for is honoured, in the header and in the body."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Who may ask for anything but health; none = everybody."""
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may use the server from a browser; "*" = all of them."""
+    ssl_certfile: Path | None = None
+    """A certificate in PEM, with those that lead to its root; None = plain HTTP."""
+    ssl_keyfile: Path | None = None
+    """Its private key; both or none."""
 
     def __post_init__(self) -> None:
         _check_type("host", self.host, str)
         _check_between("port", self.port, 0, 65535)
-        _check_at_least("max_body_bytes", self.max_body_bytes, 1024)
+        _check_between("max_body_bytes", self.max_body_bytes, 1024, _MAX_BODY_BYTES)
+        _check_seconds("body_timeout_s", self.body_timeout_s)
+        if self.body_timeout_s == 0:
+            raise ConfigError("body_timeout_s is 0: it must be above 0 s")
         _check_type("shows_slots", self.shows_slots, bool)
         _check_seconds("drain_timeout_s", self.drain_timeout_s)
         _check_seconds("sse_ping_interval_s", self.sse_ping_interval_s)
         _check_type("priority_header", self.priority_header, PriorityHeader)
+        for name, kind in (("api_keys", ApiKey), ("cors_origins", str)):
+            _check_type(name, getattr(self, name), tuple)
+            for item in getattr(self, name):
+                _check_type(name, item, kind)
+        check_keys(self.api_keys)
+        for origin in self.cors_origins:
+            _check_origin(origin)
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            if getattr(self, name) is not None:
+                _check_type(name, getattr(self, name), Path)
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            given, missing = ("ssl_certfile", "ssl_keyfile") if self.ssl_certfile else ("ssl_keyfile", "ssl_certfile")
+            raise ConfigError(f"{given} is given without {missing}: TLS needs both")
+
+    @property
+    def scheme(self) -> str:
+        """What the server's URL begins with."""
+        return "http" if self.ssl_certfile is None else "https"
 
 
 def usable_cores() -> int:
@@ -293,6 +328,11 @@ def _check_seconds(name: str, value: float) -> None:
     _check_number(name, value)
     if not 0 <= value <= _DAY_S:
         raise ConfigError(f"{name} is {shown(value)}: it must be from 0 to {_DAY_S} (a day)")
+
+
+def _check_origin(origin: str) -> None:
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ConfigError(f"a CORS origin is {shown(origin)}: it must be '*' or like https://example.com:8443, no path")
 
 
 def _check_at_least(name: str, value: int, low: int) -> None:

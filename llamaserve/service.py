@@ -147,6 +147,7 @@ class Service:
     ) -> None:
         """``model_path`` is the file the model came from: what the disk keeps is bound to it."""
         self._model_name = model_name
+        self._model_path = model_path
         self._clock = clock
         self._info = engine.info
         self._vocab = engine.vocab
@@ -165,6 +166,11 @@ class Service:
     def model_name(self) -> str:
         """The name clients use."""
         return self._model_name
+
+    @property
+    def model_path(self) -> Path | None:
+        """The file the model came from, if it came from one."""
+        return self._model_path
 
     @property
     def info(self) -> ModelInfo:

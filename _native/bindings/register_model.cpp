@@ -47,7 +47,11 @@ py::dict metadata(const Model & model) {
 
 py::object fim_tokens(const Model & model) {
     const auto tokens = model.fim_tokens();
-    return tokens ? py::object(py::make_tuple((*tokens)[0], (*tokens)[1], (*tokens)[2])) : py::none();
+    if (!tokens) {
+        return py::none();
+    }
+    const auto [repository, file] = model.fim_context_tokens();
+    return py::make_tuple((*tokens)[0], (*tokens)[1], (*tokens)[2], repository, file);
 }
 
 py::object chat_template(const Model & model) {
@@ -88,7 +92,8 @@ void register_model(py::module_ & m) {
         .def_property_readonly("n_layers", [](const Model & model) { return llama_model_n_layer(model.get()); })
         .def_property_readonly("n_tokens", &Model::n_vocab, "Size of the vocabulary.")
         .def_property_readonly("fim_tokens", &fim_tokens,
-                               "Prefix, suffix and middle token for filling in the middle; None without them.")
+                               "Prefix, suffix and middle token for filling in the middle, then those before names of repositories "
+                               "and files, which may be None; None without the first three.")
         .def(
             "tokenize",
             [](const Model & model, const std::string & text, bool add_special, bool parse_special) {

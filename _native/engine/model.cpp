@@ -199,6 +199,13 @@ std::optional<std::array<llama_token, 3>> Model::fim_tokens() const {
     return tokens;
 }
 
+std::array<std::optional<llama_token>, 2> Model::fim_context_tokens() const {
+    const auto known = [](llama_token token) {
+        return token == LLAMA_TOKEN_NULL ? std::nullopt : std::optional(token);
+    };
+    return {known(llama_vocab_fim_rep(vocab())), known(llama_vocab_fim_sep(vocab()))};
+}
+
 void Model::append_piece(int64_t token, bool special, std::string & bytes) const {
     check_token(token);
     char          buffer[64];

@@ -51,6 +51,8 @@ public:
     const std::vector<llama_token> & eog_tokens() const { return eog_tokens_; }
     // Prefix, suffix and middle token of a model that can fill in the middle; nothing if it has not all of them.
     std::optional<std::array<llama_token, 3>> fim_tokens() const;
+    // The tokens before a repository's name and before a file's, each if the model has it.
+    std::array<std::optional<llama_token>, 2> fim_context_tokens() const;
     // Appends the bytes of the token to `bytes`.
     void append_piece(int64_t token, bool special, std::string & bytes) const;
 

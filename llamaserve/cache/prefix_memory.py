@@ -77,6 +77,8 @@ class Holder:
     """Of these, tokens whose cells another sequence holds too."""
     session: str | None = None
     is_parked: bool = field(default=True)
+    session_scope: str = ""
+    """Of the prompts of its session."""
 
 
 class CaughtUp(NamedTuple):

@@ -347,5 +347,6 @@ class SharedPrefixes:
         except KeyError:
             return None
         session = self._pins.session_of(holder)
-        name = None if session is None else session[1]
-        return Holder(holder, n_tokens, n_shared, name, is_parked=self._parked.is_parked(holder))
+        scope, name = ("", None) if session is None else session
+        is_parked = self._parked.is_parked(holder)
+        return Holder(holder, n_tokens, n_shared, name, is_parked=is_parked, session_scope=scope)

@@ -343,8 +343,9 @@ class SlotPrefixes:
             n_tokens = slot.n_computed or len(self._cells.tokens(seq_id))
             if n_tokens:
                 session = slot.session  # read once: it may change meanwhile
-                name = None if session is None else session[1]
-                found.append(Holder(seq_id, n_tokens, 0, name, is_parked=slot.prompt is None))
+                scope, name = ("", None) if session is None else session
+                is_parked = slot.prompt is None
+                found.append(Holder(seq_id, n_tokens, 0, name, is_parked=is_parked, session_scope=scope))
         return found
 
 

@@ -23,7 +23,6 @@ from llamaserve.cli.flags import (
     MODEL_HELP,
     CacheFlags,
     EngineFlags,
-    HttpFlags,
     ModelFlag,
     PredictFlag,
     SamplingFlags,
@@ -31,6 +30,7 @@ from llamaserve.cli.flags import (
     StopFlag,
     max_tokens,
 )
+from llamaserve.cli.http_flags import AccessFlags, HttpFlags
 from llamaserve.cli.interrupt import ended_by_ctrl_c
 from llamaserve.cli.model_facts import facts_json, facts_text
 from llamaserve.cli.parts import Parts
@@ -93,6 +93,7 @@ def serve(
     slots: SlotFlags,
     cache: CacheFlags,
     http: HttpFlags,
+    access: AccessFlags,
     model: ModelFlag = DEFAULT_MODEL,
 ) -> None:
     """Serve a model over HTTP, with OpenAI's API."""
@@ -103,7 +104,7 @@ def serve(
         engine.config(path, slots.parallel),
         slots.config(engine.profile),
         cache.config,
-        http.config,
+        http.config(access),
         model_name=http.alias or model_name(model),
         progress_console=console,
     )

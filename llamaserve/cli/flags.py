@@ -17,8 +17,6 @@ from llamaserve.config import (
     CacheConfig,
     EngineConfig,
     FlashAttention,
-    HttpConfig,
-    PriorityHeader,
     Profile,
     SchedulerConfig,
 )
@@ -32,13 +30,11 @@ MODEL_HELP = f'A .gguf file, "{DEFAULT_MODEL}" (fetched on first use), or "hf:ow
 _ENGINE = EngineConfig(model_path=Path())
 _SCHEDULER = SchedulerConfig()
 _CACHE = CacheConfig()
-_HTTP = HttpConfig()
 _SAMPLING = SamplingParams()
 
 _model = partial(typer.Option, rich_help_panel="Model and context")
 _slots = partial(typer.Option, rich_help_panel="Slots and queue")
 _cache = partial(typer.Option, rich_help_panel="Prefix cache")
-_http = partial(typer.Option, rich_help_panel="HTTP")
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
 
 ModelFlag = Annotated[str, _model("--model", "-m", help=MODEL_HELP)]
@@ -60,7 +56,7 @@ class EngineFlags:
         int, _model("--threads-batch", "-tb", min=0, help="Threads for more than one token; 0 = as --threads.")
     ] = _ENGINE.n_threads_batch
     gpu_layers: Annotated[
-        int, _model("--gpu-layers", "-ngl", min=0, help="Layers put on a GPU, if this build has one.")
+        int, _model("--gpu-layers", "--n-gpu-layers", "-ngl", min=0, help="Layers put on a GPU, if this build has one.")
     ] = _ENGINE.n_gpu_layers
     flash_attn: Annotated[FlashAttention, _model("--flash-attn", "-fa", help="Flash attention.")] = (
         _ENGINE.flash_attention
@@ -264,51 +260,11 @@ class CacheFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpFlags:
-    """Where the server listens, and what it shows."""
-
-    host: Annotated[str, _http("--host", help="Address to listen on.")] = _HTTP.host
-    port: Annotated[int, _http("--port", min=0, max=65535, help="0 = the system chooses one.")] = _HTTP.port
-    alias: Annotated[
-        str | None, _http("--alias", "-a", help="The model's name for clients.", show_default="-m, or its file's name")
-    ] = None
-    show_slots: Annotated[bool, _http("--slots/--no-slots", help="Show at /slots what each slot does.")] = (
-        _HTTP.shows_slots
-    )
-    drain_timeout: Annotated[
-        float, _http("--drain-timeout", min=0, help="Seconds that requests have to end in after the first signal.")
-    ] = _HTTP.drain_timeout_s
-    sse_ping_interval: Annotated[
-        float,
-        _http("--sse-ping-interval", min=0, help="Seconds of silence before a stream sends a comment; 0 = never."),
-    ] = _HTTP.sse_ping_interval_s
-    priority_header: Annotated[
-        PriorityHeader,
-        _http(
-            "--priority-header",
-            help="What of clients' priorities is honoured: nothing, none above normal (cap), or all.",
-        ),
-    ] = _HTTP.priority_header
-
-    @property
-    def config(self) -> HttpConfig:
-        """The HTTP server's configuration. Raises ConfigError."""
-        return HttpConfig(
-            host=self.host,
-            port=self.port,
-            shows_slots=self.show_slots,
-            drain_timeout_s=self.drain_timeout,
-            sse_ping_interval_s=self.sse_ping_interval,
-            priority_header=self.priority_header,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingFlags:
     """How tokens are drawn. Greedy unless told otherwise, so that a command gives the same text each time; the rest is
     as on the server."""
 
-    temp: Annotated[float, _sampling("--temp", help="0 takes the most likely token.")] = 0.0
+    temp: Annotated[float, _sampling("--temp", "--temperature", help="0 takes the most likely token.")] = 0.0
     top_k: Annotated[int, _sampling("--top-k", help="Keep the k most likely tokens; 0 = all.")] = _SAMPLING.top_k
     top_p: Annotated[float, _sampling("--top-p", help="Keep the likeliest tokens up to this probability.")] = (
         _SAMPLING.top_p
@@ -343,7 +299,9 @@ class SamplingFlags:
 StopFlag = Annotated[
     list[str] | None, _sampling("--stop", help="Ends the text where it would begin; may be given several times.")
 ]
-PredictFlag = Annotated[int, _sampling("--predict", "-n", help="Most tokens; -1 = until the model ends.")]
+PredictFlag = Annotated[
+    int, _sampling("--predict", "--n-predict", "-n", help="Most tokens; -1 = until the model ends.")
+]
 
 
 def max_tokens(predict: int) -> int | None:

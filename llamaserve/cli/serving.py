@@ -6,10 +6,12 @@ import json
 import logging
 import shlex
 from contextlib import suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from llamaserve.cli.bench_flags import API_KEY_VARIABLE
 from llamaserve.cli.model_facts import parameters, quantisation
 from llamaserve.cli.parts import Parts
 from llamaserve.cli.progress import LoadBar
@@ -38,16 +40,18 @@ def serve(
         with bar:
             return parts.load_service(engine_config, scheduler_config, model_name, bar.advance, cache=cache_config)
 
-    parts.run_server(load, http_config, on_ready=print_ready, cancel_load=bar.cancel)
+    parts.run_server(
+        load, http_config, on_ready=partial(print_ready, needs_key=bool(http_config.api_keys)), cancel_load=bar.cancel
+    )
 
 
-def print_ready(service: Service, url: str) -> None:
+def print_ready(service: Service, url: str, *, needs_key: bool) -> None:
     """Say what is served and where. Output that nobody takes does not end the server."""
     with suppress(OSError):
-        print(ready_text(service, url), flush=True)
+        print(ready_text(service, url, needs_key=needs_key), flush=True)
 
 
-def ready_text(service: Service, url: str) -> str:
+def ready_text(service: Service, url: str, *, needs_key: bool) -> str:
     """What is served, where, and a command to try it with."""
     info = service.info
     kind = [info.architecture, f"{parameters(info.n_params)} parameters", quantisation(info.description)]
@@ -56,12 +60,12 @@ def ready_text(service: Service, url: str) -> str:
         f"llamaserve serves {service.model_name} at {url}\n"
         f"  model    {', '.join(part for part in kind if part)}, {info.size_bytes / 1e6:.0f} MB\n"
         f"  context  {info.n_ctx} tokens, {slots}, at most {info.n_ctx_seq} tokens each\n"
-        f"\nTry it:\n\n  {curl_command(service, url)}\n\nCtrl-C stops the server."
+        f"\nTry it:\n\n  {curl_command(service, url, needs_key=needs_key)}\n\nCtrl-C stops the server."
     )
 
 
-def curl_command(service: Service, url: str) -> str:
-    """A command for the shell that asks the model something."""
+def curl_command(service: Service, url: str, *, needs_key: bool) -> str:
+    """A command for the shell that asks the model something; a key is taken from the environment, not shown."""
     if service.template is not None:
         path = "/v1/chat/completions"
         body: dict[str, object] = {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
@@ -69,7 +73,8 @@ def curl_command(service: Service, url: str) -> str:
         path, body = "/v1/completions", {"prompt": "The sky is blue because"}
     body = {"model": service.model_name, **body, "max_tokens": 100}
     address, data = shlex.quote(reachable(url) + path), shlex.quote(json.dumps(body))
-    return f"curl {address} -H 'Content-Type: application/json' -d {data}"
+    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if needs_key else ""
+    return f"curl {address} -H 'Content-Type: application/json'{key} -d {data}"
 
 
 def reachable(url: str) -> str:

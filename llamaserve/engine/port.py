@@ -199,6 +199,10 @@ class FimTokens(NamedTuple):
     prefix: int
     suffix: int
     middle: int
+    repository: int | None = None
+    """What comes before a repository's name, for a model that was trained on several files at once."""
+    file: int | None = None
+    """What comes before a file's name."""
 
 
 class Vocabulary(Protocol):

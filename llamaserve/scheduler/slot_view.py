@@ -23,6 +23,8 @@ class SlotView:
     n_cached: int = 0
     """Of these, tokens that were not computed for this request."""
     n_generated: int = 0
+    owner: str = ""
+    """Whose request it is."""
 
     @classmethod
     def of(cls, slot: Slot) -> SlotView:
@@ -39,4 +41,5 @@ class SlotView:
             min(work.n_fed, work.n_prompt),
             work.n_cached,
             work.n_generated,
+            work.request.owner,
         )

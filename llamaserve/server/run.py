@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -15,8 +15,10 @@ from llamaserve.api.drain import Drain
 from llamaserve.config import HttpConfig
 from llamaserve.errors import ConfigError
 from llamaserve.server.app import build_app
+from llamaserve.server.http_protocol import LimitedHttpProtocol
 from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.open_files import allow_many_connections
+from llamaserve.server.tls import check_certificate
 from llamaserve.service import Service
 
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they close first and never lose a request
@@ -43,11 +45,14 @@ def run_server(
     model is loaded. ``cancel_load`` is called when the server must stop before that; it should make ``load`` return or
     raise soon.
 
-    Raises ConfigError when the address cannot be listened on, before anything is loaded, and what ``load`` raised.
+    Raises ConfigError when the address cannot be listened on or the certificate not be used, before anything is loaded,
+    and what ``load`` raised.
     """
     allow_many_connections()
+    if config.ssl_certfile is not None and config.ssl_keyfile is not None:
+        check_certificate(config.ssl_certfile, config.ssl_keyfile)
     with bind_socket(config) as listener:
-        url = server_url(config.host, listener)
+        url = server_url(config.host, listener, config.scheme)
         failures: list[Exception] = []
 
         def stop_on_failure(error: Exception) -> None:
@@ -61,7 +66,7 @@ def run_server(
         server = _Server(
             uvicorn.Config(
                 build_app(loader, config, drain),
-                http="httptools",
+                http=LimitedHttpProtocol,
                 ws="none",
                 lifespan="on",
                 access_log=False,
@@ -71,6 +76,8 @@ def run_server(
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=2 * GRACE_S,
                 backlog=BACKLOG,
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
             ),
             loader,
             drain,
@@ -102,10 +109,10 @@ def bind_socket(config: HttpConfig) -> socket.socket:
     return listener
 
 
-def server_url(host: str, listener: socket.socket) -> str:
+def server_url(host: str, listener: socket.socket, scheme: str = "http") -> str:
     """Where clients find the server, with the port the system chose if the config left it open."""
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listener.getsockname()[1]}"
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
 def _reason(error: OSError | UnicodeError) -> str:
@@ -126,7 +133,7 @@ class _Server(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._must_hurry = False
         self._is_closing = False
-        self._silent: set[uvicorn.server.Protocols] = set()
+        self._silent: set[tuple[LimitedHttpProtocol, int]] = set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain; at the second signal, hurry; at the third, or the second while closing, wait for nothing. The signal
@@ -192,14 +199,19 @@ class _Server(uvicorn.Server):
         return closed.is_set()
 
     def _close_silent(self) -> None:
-        """Close connections that have sent no whole request head since the last time: nothing else would, and they are
-        as many as somebody likes."""
-        connections = self.server_state.connections
-        silent = {connection for connection in connections if getattr(connection, "cycle", connection) is None}
-        for connection in silent & self._silent:
+        """Close connections that have owed the same request, or the rest of one that is answered, since the last time:
+        nothing else would, and they are as many as somebody likes."""
+        silent = set(_debts(self.server_state.connections))
+        for connection, _ in silent & self._silent:
             connection.transport.close()
         self._silent = silent
 
     def _cut_connections(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+
+def _debts(connections: Iterable[object]) -> Iterator[tuple[LimitedHttpProtocol, int]]:
+    for connection in connections:
+        if isinstance(connection, LimitedHttpProtocol) and connection.owed is not None:
+            yield connection, connection.owed

@@ -1,6 +1,7 @@
 """``GET /slots``: what each slot does and holds, in llama-server's shape with more fields. Event loop only.
 
-Never waits for the engine, and shows no prompt, no text and no salt.
+Never waits for the engine, and shows no prompt, no text and no salt; where several clients have keys, to each the names
+of its own requests and sessions only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from llamaserve.api.caller import Caller, caller_of
 from llamaserve.cache.prefix_memory import Holder
 from llamaserve.errors import BadRequest, CapacityError, shown
 from llamaserve.scheduler.slot_view import SlotView
@@ -75,24 +77,27 @@ class Slots:
         slots = service.slots()
         if must_be_idle and all(slot.state != IDLE for slot in slots):
             raise CapacityError("no slot is idle")
-        items = sequence_items(slots, service.holders(), service.info.n_ctx_seq)
+        items = sequence_items(slots, service.holders(), service.info.n_ctx_seq, caller_of(request.scope))
         shown_items = items if wants_parked else items[: len(slots)]
         return Response(msgspec.json.encode(shown_items), media_type="application/json")
 
 
-def sequence_items(slots: Sequence[SlotView], holders: Sequence[Holder], n_ctx: int) -> list[SequenceItem]:
-    """An item for each slot, then one for each holder that no slot has, by id."""
+def sequence_items(
+    slots: Sequence[SlotView], holders: Sequence[Holder], n_ctx: int, caller: Caller
+) -> list[SequenceItem]:
+    """An item for each slot, then one for each holder that no slot has, by id; with the names the caller may see."""
     held = {holder.seq_id: holder for holder in holders}
-    items = [_slot_item(slot, held.pop(slot.seq_id, None), n_ctx) for slot in slots]
-    return items + [_sequence_item(held[seq_id], n_ctx, PARKED) for seq_id in sorted(held)]
+    items = [_slot_item(slot, held.pop(slot.seq_id, None), n_ctx, caller) for slot in slots]
+    return items + [_sequence_item(held[seq_id], n_ctx, PARKED, caller) for seq_id in sorted(held)]
 
 
-def _slot_item(slot: SlotView, holder: Holder | None, n_ctx: int) -> SequenceItem:
-    item = _sequence_item(holder or Holder(slot.seq_id, 0, 0), n_ctx, slot.state)
+def _slot_item(slot: SlotView, holder: Holder | None, n_ctx: int, caller: Caller) -> SequenceItem:
+    item = _sequence_item(holder or Holder(slot.seq_id, 0, 0), n_ctx, slot.state, caller)
     if slot.state != IDLE:
         item.is_processing = True
-        item.session = slot.session
-        item.request_id = slot.request_id
+        may_see = caller.may_see(slot.owner)
+        item.session = slot.session if may_see else None
+        item.request_id = slot.request_id if may_see else None
         item.n_prompt_tokens = slot.n_prompt
         item.n_prompt_tokens_processed = max(0, slot.n_computed - slot.n_cached)
         item.n_prompt_tokens_cache = slot.n_cached
@@ -100,8 +105,9 @@ def _slot_item(slot: SlotView, holder: Holder | None, n_ctx: int) -> SequenceIte
     return item
 
 
-def _sequence_item(holder: Holder, n_ctx: int, state: str) -> SequenceItem:
-    return SequenceItem(holder.seq_id, n_ctx, False, state, holder.n_tokens, holder.n_shared, holder.session)
+def _sequence_item(holder: Holder, n_ctx: int, state: str, caller: Caller) -> SequenceItem:
+    session = holder.session if caller.may_see_scope(holder.session_scope) else None
+    return SequenceItem(holder.seq_id, n_ctx, False, state, holder.n_tokens, holder.n_shared, session)
 
 
 def _is_wanted(request: Request, name: Literal["parked", "fail_on_no_slot"]) -> bool:

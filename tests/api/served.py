@@ -18,6 +18,7 @@ from llamaserve.chat.template import ChatTemplate, RenderedChat
 from llamaserve.config import CacheConfig, HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.server.app import build_app
+from llamaserve.server.http_protocol import LimitedHttpProtocol
 from llamaserve.server.loading import ServiceLoader
 from llamaserve.server.run import bind_socket, server_url
 from llamaserve.service import Service
@@ -65,7 +66,7 @@ def listening(app: ASGIApp, send_buffer: int | None = None) -> Generator[str, No
         if send_buffer is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # accepted sockets inherit it
         server = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", http="httptools", ws="none")
+            uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", http=LimitedHttpProtocol, ws="none")
         )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="test-server")
         thread.start()

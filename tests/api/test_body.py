@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from llamaserve.api.openai.body import ChatBody, CompletionBody, decode_body
+from llamaserve.api.openai.body import MAX_NESTING, ChatBody, CompletionBody, decode_body
 from llamaserve.api.openai.choices import choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import MAX_NAMES_WARNED, UNHONOURED_FIELDS, UnknownFieldLog
@@ -55,10 +55,11 @@ def sampling(**fields: object) -> SamplingParams:
         (b"null", "must be a JSON object, not null"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"a":' + b"[" * MAX_NESTING + b"]" * MAX_NESTING + b"}", f"more than {MAX_NESTING} levels"),
         (b'{"seed": ' + b"9" * 10_000 + b"}", "out of range"),
         (b'{"temperature": 1e999}', "out of range"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_a_body_that_is_not_a_json_object_is_refused(body: bytes, says: str) -> None:
     with pytest.raises(BadRequest, match=says):
@@ -181,7 +182,7 @@ def test_the_memory_of_unknown_names_is_bounded(caplog: pytest.LogCaptureFixture
 
 
 def test_a_deeply_nested_refused_value_is_named_without_being_written_out() -> None:
-    nested = b"[" * 500 + b"]" * 500
+    nested = b"[" * (MAX_NESTING - 1) + b"]" * (MAX_NESTING - 1)
     with pytest.raises(BadRequest, match=r"^grammar is \[\[\[") as caught:
         decode_body(b'{"prompt": "x", "grammar": ' + nested + b"}", CompletionBody, UnknownFieldLog())
     assert len(str(caught.value)) < 200

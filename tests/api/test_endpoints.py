@@ -225,7 +225,7 @@ def test_a_chat_without_a_template_points_to_completions() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/nothing", 404),
         ("POST", "/v1/nothing", 404),
         ("GET", "/v1/completions", 405),
         ("POST", "/health", 405),

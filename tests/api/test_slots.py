@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from llamaserve.api.caller import ANYBODY, Caller
 from llamaserve.cache.prefix_memory import Holder
 from llamaserve.config import HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, scripted
@@ -118,7 +119,7 @@ def test_no_prompt_no_text_and_no_salt_is_shown() -> None:
 def test_items_join_slots_with_what_they_hold() -> None:
     slots = [SlotView(0, "idle"), SlotView(1, "prefilling", "r", "s", n_prompt=100, n_computed=60, n_cached=50)]
     holders = [Holder(7, 30, 0, "old"), Holder(0, 20, 10, "kept"), Holder(1, 60, 50), Holder(5, 9, 9)]
-    idle, busy, *parked = sequence_items(slots, holders, 4096)
+    idle, busy, *parked = sequence_items(slots, holders, 4096, ANYBODY)
     assert (idle.state, idle.is_processing, idle.n_tokens, idle.n_shared, idle.session) == (
         "idle",
         False,
@@ -142,7 +143,7 @@ def test_items_join_slots_with_what_they_hold() -> None:
 
 
 def test_a_slot_seen_between_two_changes_has_no_negative_number() -> None:
-    (item,) = sequence_items([SlotView(0, "prefilling", "r", n_prompt=9, n_computed=2, n_cached=5)], [], 64)
+    (item,) = sequence_items([SlotView(0, "prefilling", "r", n_prompt=9, n_computed=2, n_cached=5)], [], 64, ANYBODY)
     assert item.n_prompt_tokens_processed == 0
 
 
@@ -190,3 +191,17 @@ def test_there_are_no_slots_before_the_model_is_there() -> None:
         finally:
             may_load.set()
         wait_until(lambda: client.get("/slots").status_code == 200)
+
+
+def test_names_are_shown_to_those_who_gave_them_where_several_have_keys() -> None:
+    anna, boris = Caller("anna", is_apart=True), Caller("boris", is_apart=True)
+    slots = [SlotView(0, "idle"), SlotView(1, "generating", "r", "s", n_prompt=9, owner="anna")]
+    holders = [Holder(0, 20, 0, "kept", session_scope=boris.cache_scope("")), Holder(1, 9, 0)]
+    holders.append(Holder(7, 30, 0, "old", session_scope=anna.cache_scope("a salt")))
+
+    def names(caller: Caller) -> list[tuple[str | None, str | None]]:
+        return [(item.session, item.request_id) for item in sequence_items(slots, holders, 64, caller)]
+
+    assert names(anna) == [(None, None), ("s", "r"), ("old", None)]
+    assert names(boris) == [("kept", None), (None, None), (None, None)]
+    assert names(Caller("anna")) == names(ANYBODY) == [("kept", None), ("s", "r"), ("old", None)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llamaserve.config import EngineConfig
 from llamaserve.engine.native import NativeEngine, NativeVocabulary
+from llamaserve.engine.port import FimTokens
 from llamaserve.errors import BadRequest, BadTemplate, BadToken
 from tests.native.tiny_models import write_byte_pair_model, write_dense_model
 
@@ -43,6 +44,25 @@ def test_special_tokens_are_parsed_only_when_asked(vocab: NativeVocabulary) -> N
     assert vocab.detokenize(parsed, special=False) == b""
     assert vocab.detokenize(parsed, special=True) == b"<|im_end|>"
     assert len(vocab.tokenize("<|im_end|>", add_special=False, parse_special=False)) > 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"pre": 20, "suf": 21}, None),
+        ({"pre": 20, "suf": 21, "mid": 22}, FimTokens(20, 21, 22)),
+        ({"pre": 20, "suf": 21, "mid": 22, "sep": 24}, FimTokens(20, 21, 22, file=24)),
+        ({"pre": 20, "suf": 21, "mid": 22, "rep": 23, "sep": 24}, FimTokens(20, 21, 22, 23, 24)),
+    ],
+)
+def test_a_vocabulary_says_which_tokens_fill_in_the_middle(
+    tmp_path: Path, given: dict[str, int], expected: FimTokens | None
+) -> None:
+    path = write_dense_model(tmp_path / "fim.gguf", fim_tokens=given)
+    loaded = NativeEngine.load(EngineConfig(path, n_ctx=256))
+    assert loaded.vocab.fim_tokens == expected
+    loaded.shutdown()
 
 
 def test_a_zero_byte_is_text(vocab: NativeVocabulary) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -177,11 +178,31 @@ def test_nothing_runs_ahead_while_the_environment_forces_one_step_at_a_time(
         *(("max_body_bytes", 0), ("host", None), ("shows_slots", 1), ("priority_header", "on")),
         *(("drain_timeout_s", value) for value in (-1, 86_401, "1", True, math.nan)),
         *(("sse_ping_interval_s", value) for value in (-0.5, 86_401, None)),
+        *(("body_timeout_s", value) for value in (0, -1, 86_401, math.inf)),
+        *(("max_body_bytes", value) for value in (1023, 2**30 + 1)),
+        *(("api_keys", "secret"), ("cors_origins", "*"), ("cors_origins", ["*"])),
+        *(("ssl_certfile", "cert.pem"), ("ssl_keyfile", 1)),
     ],
 )
 def test_an_http_option_that_cannot_work_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} is {value!r}: it must be"):
+    with pytest.raises(ConfigError, match=f"^{name} is {re.escape(repr(value))}: it must be"):
         HttpConfig(**{name: value})  # type: ignore[arg-type]  # fields have many types
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "example.com", "https://a/", "https://a/path", "https://u@a", "null", "http://"]
+)
+def test_a_cors_origin_no_browser_sends_is_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match=f"^a CORS origin is {origin!r}: it must be"):
+        HttpConfig(cors_origins=("*", origin))
+
+
+def test_tls_needs_certificate_and_key_and_makes_the_scheme() -> None:
+    assert HttpConfig().scheme == "http"
+    assert HttpConfig(ssl_certfile=Path("a"), ssl_keyfile=Path("b")).scheme == "https"
+    for given, missing in (("ssl_certfile", "ssl_keyfile"), ("ssl_keyfile", "ssl_certfile")):
+        with pytest.raises(ConfigError, match=f"^{given} is given without {missing}"):
+            HttpConfig(**{given: Path("a")})  # type: ignore[arg-type]  # fields have many types
 
 
 def test_zero_threads_are_one_for_each_usable_core() -> None:

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("chat",),
     ("text", "engine.port", "engine"),
     ("_engine", "_hot"),
-    ("config", "request"),
+    ("config", "request", "api_key"),
     ("constraint",),
     ("loadtest",),
     ("telemetry",),

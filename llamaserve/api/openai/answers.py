@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -50,13 +50,18 @@ class TextChoice(msgspec.Struct):
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET
 
 
-class _Answer(msgspec.Struct):
+ChoiceT = TypeVar("ChoiceT", ChatChoice, TextChoice)
+
+
+class Completion(msgspec.Struct, Generic[ChoiceT]):
+    """The whole answer."""
+
     id: str
     object: str
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice] | list[TextChoice]
+    choices: list[ChoiceT]
     usage: Usage
     timings: Timings
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
@@ -176,11 +181,11 @@ def stop_reason(finished: Finished) -> str | UnsetType:
 def _answer(
     head: AnswerHead,
     kind: str,
-    choices: list[ChatChoice] | list[TextChoice],
+    choices: list[ChoiceT],
     finished: Sequence[Finished],
     plan: AnswerPlan,
-) -> _Answer:
-    return _Answer(
+) -> Completion[ChoiceT]:
+    return Completion(
         head.id,
         kind,
         head.created,

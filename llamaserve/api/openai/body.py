@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from llamaserve.api.openai.fields import UnknownFieldLog, refuse_unhonoured
+from llamaserve.api.openai.nesting import is_nested_deeper
 from llamaserve.errors import BadRequest
 
 
@@ -99,7 +100,10 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
 
 
-BodyT = TypeVar("BodyT", bound=GenerationBody)
+MAX_NESTING = 200
+"""Levels of objects and arrays in each other: what reads a body further on, in whatever language, recurses."""
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _FIELD_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"^Object missing required field `(?P<name>.*)`$")
@@ -145,6 +149,8 @@ def _decode_object(body: bytes) -> dict[str, object]:
         raise BadRequest(f"the request body is not valid: {_split_path(str(error))[0]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the request body is not valid JSON in UTF-8: {error}") from error
+    if body.count(b"[") + body.count(b"{") > MAX_NESTING and is_nested_deeper(value, MAX_NESTING):
+        raise BadRequest(f"the request body is not valid: its JSON is nested more than {MAX_NESTING} levels deep")
     if not isinstance(value, dict):
         raise BadRequest(f"the request body must be a JSON object, not {_json_type(value)}")
     return cast("dict[str, object]", value)

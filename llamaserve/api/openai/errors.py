@@ -61,6 +61,17 @@ ERROR_SHAPES: Mapping[type[errors.LlamaServeError], ErrorShape] = {
     errors.Cancelled: ErrorShape(499, INVALID_REQUEST, "cancelled"),
 }
 
+HTTP_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "body_timeout",
+    413: "body_too_large",
+    431: "head_too_large",
+    501: "not_supported",
+}
+"""What errors of HTTP itself are called; others have no code."""
+
 _INTERNAL = ErrorShape(500, SERVER_ERROR, "internal_error")
 
 
@@ -124,10 +135,10 @@ def error_response(error: Exception, *, has_spent_tokens: bool = False) -> Respo
 
 
 def http_error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer for an error of HTTP itself: no such route, wrong method, body too large, a route turned off."""
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large", 501: "not_supported"}
+    """The answer for an error of HTTP itself: no key, no such route, wrong method, body too large or too slow, a head
+    too large, a route turned off."""
     type_ = INVALID_REQUEST if status < 500 else SERVER_ERROR
-    body = plain_error_json(message, type_, codes.get(status))
+    body = plain_error_json(message, type_, HTTP_CODES.get(status))
     return Response(body, status, headers, media_type="application/json")
 
 

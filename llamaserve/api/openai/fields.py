@@ -88,6 +88,7 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "response_fields": ([],),
+    "n_indent": (0,),
     "post_sampling_probs": (False,),
     "truncate_prompt_tokens": (-1,),
     "t_max_predict_ms": (0, -1),

@@ -37,13 +37,16 @@ def timeout_s(body: GenerationBody, header: str | None) -> float | None:
     return _checked(TIMEOUT_HEADER, float(text) if _SECONDS.fullmatch(text) else None, text)
 
 
-def lane(body: GenerationBody, header: str | None, honoured: PriorityHeader) -> Lane:
-    """The lane a request asks for, as far as that is ``honoured``; a wish that is not is no error.
+def lane(body: GenerationBody, header: str | None, honoured: PriorityHeader, most_urgent: Lane | None = None) -> Lane:
+    """The lane a request asks for, as far as that is ``honoured``; a wish that is not is no error. A caller whose key
+    says how urgent its requests may be, ``most_urgent``, has that instead.
 
     Raises BadRequest when the body names none; a header that names none is Normal (K142).
     """
     asks_for_nothing = body.priority is None or body.priority == NO_PRIORITY
     wanted = parse_header(header) if asks_for_nothing else parse_field(body.priority)
+    if most_urgent is not None:
+        return wanted.at_most(most_urgent)
     if honoured is PriorityHeader.OFF:
         return Lane.NORMAL
     return wanted if honoured is PriorityHeader.ON else wanted.at_most(Lane.NORMAL)

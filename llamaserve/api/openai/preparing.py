@@ -1,14 +1,13 @@
-"""From a request's body to what is computed and how it is answered. Runs on threads of its own: bodies, templates and
+"""From a request's body to what is computed and how it is answered. Preparing threads only: bodies, templates and
 tokenisers take their time.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from llamaserve.api.caller import Caller
 from llamaserve.api.openai.answer_plan import AnswerPlan, PlannedPrompt
 from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
 from llamaserve.api.openai.choices import check_choices, choice_requests, choices_per_prompt
@@ -23,22 +22,19 @@ from llamaserve.errors import BadRequest, ModelNotFound
 from llamaserve.request import MAX_NAME_LENGTH, GenerationRequest
 from llamaserve.service import Service
 
-PREPARING_THREADS = 2
-"""Bodies that are decoded, rendered and tokenised at the same time: one large body must not hold up all others, and
-many must not take the cores and the memory from the model."""
 SESSION_HEADER = "x-session-id"
 """Names the session where the body does not: routers that keep a session on one server send it too."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request as it came, before its body is read."""
+    """What a request says before its body."""
 
     request_id: str
-    body: bytes
     session_header: str | None
     timeout_header: str | None
     priority_header: str | None
+    caller: Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +52,19 @@ class PreparedRequest:
     ping_interval_s: float
 
 
-Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
+Prepare = Callable[[Service, IncomingRequest, bytes], PreparedRequest]
 
 
 class Preparer:
-    """Prepares requests of both endpoints. ``on_thread`` and ``close``: event loop; the others: any thread."""
+    """Prepares requests of all endpoints that compute. Any thread."""
 
     def __init__(self, config: HttpConfig) -> None:
         self._config = config
-        # Not the loop's pool: what waits for a thread here is dropped when its client leaves, and what runs keeps its
-        # thread until it ends, so that there are never more than these.
-        self._threads = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="llamaserve-prepare")
-        self._unknown_fields = UnknownFieldLog()
+        self.unknown_fields = UnknownFieldLog()
 
-    def close(self) -> None:
-        """End the threads; what waits for one is dropped. May be called twice."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def on_thread(self, prepare: Prepare, service: Service, incoming: IncomingRequest) -> PreparedRequest:
-        """Run one of the methods below on a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, prepare, service, incoming)
-
-    def completion(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+    def completion(self, service: Service, incoming: IncomingRequest, content: bytes) -> PreparedRequest:
         """A request for ``/v1/completions``. Raises RequestError."""
-        body = decode_body(incoming.body, CompletionBody, self._unknown_fields)
+        body = decode_body(content, CompletionBody, self.unknown_fields)
         check_model(body.model, service)
         shown = shown_by_completion(body)
         # An answer that shows its prompt need not have a text of its own.
@@ -89,11 +74,11 @@ class Preparer:
         prompts = plan_prompts(given, body, service.vocab, service.info.n_ctx_seq)
         plan = AnswerPlan(shown, prompts, n_per_prompt, service.vocab)
         prompt_tokens = [PromptTokens(prompt.tokens) for prompt in prompts]
-        return self._prepared(body, service, incoming, plan, prompt_tokens, max_tokens=max_tokens)
+        return self.prepared(body, service, incoming, plan, prompt_tokens, max_tokens=max_tokens)
 
-    def chat(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+    def chat(self, service: Service, incoming: IncomingRequest, content: bytes) -> PreparedRequest:
         """A request for ``/v1/chat/completions``. Raises RequestError."""
-        body = decode_body(incoming.body, ChatBody, self._unknown_fields)
+        body = decode_body(content, ChatBody, self.unknown_fields)
         check_model(body.model, service)
         shown, n_choices = shown_by_chat(body), choices_per_prompt(body)
         check_choices(1, n_choices, service.most_at_once)
@@ -106,9 +91,9 @@ class Preparer:
         )
         planned = (PlannedPrompt(prompt.tokens),)
         plan = AnswerPlan(shown, planned, n_choices, service.vocab, prompt.make_parser)
-        return self._prepared(body, service, incoming, plan, [prompt], max_tokens=max_new_tokens(body))
+        return self.prepared(body, service, incoming, plan, [prompt], max_tokens=max_new_tokens(body))
 
-    def _prepared(
+    def prepared(
         self,
         body: GenerationBody,
         service: Service,
@@ -118,6 +103,7 @@ class Preparer:
         *,
         max_tokens: int | None,
     ) -> PreparedRequest:
+        """A request for these prompts, with what all bodies share. Raises RequestError."""
         shown = plan.shown
         is_computed = max_tokens != 0 or shown.n_prompt_logprobs is not None
         request = GenerationRequest(
@@ -127,10 +113,11 @@ class Preparer:
             stop=stop_strings(body),
             sampling=sampling_params(body, service.vocab.n_tokens),
             cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
-            cache_salt="" if body.cache_salt is None else body.cache_salt,
+            cache_salt=incoming.caller.cache_scope(body.cache_salt or ""),
             session=_session(body, incoming.session_header),
             return_progress=shown.has_progress or shown.is_running,
-            priority=lane(body, incoming.priority_header, self._config.priority_header),
+            priority=lane(body, incoming.priority_header, self._config.priority_header, incoming.caller.most_urgent),
+            owner=incoming.caller.owner,
             logprobs=shown.n_top,
             prompt_logprobs=shown.n_prompt_logprobs,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody
 from llamaserve.errors import BadRequest, shown
@@ -31,6 +31,8 @@ class Shown:
     """Whether every chunk says how far the choice is."""
     has_progress: bool = False
     """Whether a stream says how far the prompt is."""
+    fields: tuple[str, ...] = ()
+    """Of llama-server's answers, the fields to send at the end; none = all."""
 
     @property
     def is_text_only(self) -> bool:
@@ -58,6 +60,11 @@ def shown_by_chat(body: ChatBody) -> Shown:
 def shown_by_completion(body: CompletionBody) -> Shown:
     """Raises BadRequest, under the field's name, for a number out of range."""
     return _shown(body, _completion_top(body), has_echo=bool(body.echo))
+
+
+def shown_by_native(body: GenerationBody, fields: tuple[str, ...]) -> Shown:
+    """Of llama-server's own routes. Raises BadRequest, under the field's name, for a number out of range."""
+    return replace(_shown(body, _n_probs(body) or None), n_prompt_top=None, fields=fields)
 
 
 def _shown(body: GenerationBody, n_top: int | None, *, has_echo: bool = False) -> Shown:

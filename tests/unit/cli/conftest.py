@@ -127,7 +127,8 @@ class FakeParts:
 
 
 @pytest.fixture
-def fake() -> Iterator[FakeParts]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeParts]:
+    monkeypatch.delenv("LLAMASERVE_API_KEY", raising=False)
     parts = FakeParts()
     yield parts
     for service in parts.services:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from llamaserve.api_key import ApiKey
 from llamaserve.cli import serving
 from llamaserve.cli.model_facts import parameters, quantisation
 from llamaserve.config import CacheConfig, FlashAttention, PriorityHeader, Profile
 from llamaserve.engine.fake import scripted
 from llamaserve.engine.port import MemoryKind
 from llamaserve.errors import ConfigError, ModelLoad
+from llamaserve.request import Lane
 from tests.unit.cli.conftest import MODEL_PATH, FakeParts, Header, Run
 
 
@@ -108,6 +110,8 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step --no-lookahead --preempt-ram 7"
     flags += " --no-cache-prompt -cram 9 --cache-disk kept,2.5 -sps 0.25 --no-slots"
     flags += " --drain-timeout 2.5 --sse-ping-interval 0 --priority-header cap"
+    flags += " --max-body-size 2 --body-timeout 1.5 --cors-origin https://a.b,https://c.d --cors-origins http://e"
+    flags += " --ssl-certfile cert.pem --ssl-keyfile key.pem --api-key one,two --api-key three"
     assert run("serve", *shlex.split(flags)).code == 0
     assert fake.resolved == ["a.gguf"]
     engine, scheduler, http = fake.engine_configs[0], fake.scheduler_configs[0], fake.http_configs[0]
@@ -133,7 +137,64 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert (http.host, http.port, http.shows_slots) == ("0.0.0.0", 9000, False)
     assert (http.drain_timeout_s, http.sse_ping_interval_s) == (2.5, 0)
     assert http.priority_header is PriorityHeader.CAP
+    assert (http.max_body_bytes, http.body_timeout_s) == (2 * 2**20, 1.5)
+    assert http.cors_origins == ("https://a.b", "https://c.d", "http://e")
+    assert (http.ssl_certfile, http.ssl_keyfile) == (Path("cert.pem"), Path("key.pem"))
+    assert http.api_keys == tuple(map(ApiKey.of, ("one", "two", "three")))
     assert fake.names == ["tiny"]
+
+
+def test_llama_servers_other_spellings_are_the_same_flags(run: Run, fake: FakeParts) -> None:
+    flags = "--model a.gguf --ctx-size 4096 --parallel 2 --batch-size 1024 --ubatch-size 256 --threads 3"
+    flags += " --threads-batch 5 --n-gpu-layers 7 --flash-attn off --alias tiny --cache-ram 5"
+    flags += " --slot-prompt-similarity 0.5 --ssl-cert-file c --ssl-key-file k"
+    assert run("serve", *shlex.split(flags)).code == 0
+    engine, http = fake.engine_configs[0], fake.http_configs[0]
+    assert (engine.n_ctx, engine.n_slots, engine.n_gpu_layers) == (4096, 2, 7)
+    assert (http.ssl_certfile, http.ssl_keyfile) == (Path("c"), Path("k"))
+    assert fake.names == ["tiny"]
+
+
+def test_api_keys_come_from_flags_and_file_or_from_the_environment(
+    run: Run, fake: FakeParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("anna sk-anna high\n")
+    monkeypatch.setenv("LLAMASERVE_API_KEY", "from-outside second")
+    assert run("serve").code == 0
+    assert run("serve", "--api-key-file", str(keys)).code == 0
+    assert run("serve", "--api-key", "given", "--api-key-file", str(keys)).code == 0
+    anna = ApiKey.of("sk-anna", "anna", Lane.HIGH)
+    outside = (ApiKey.of("from-outside"), ApiKey.of("second"))
+    assert [http.api_keys for http in fake.http_configs] == [outside, (*outside, anna), (ApiKey.of("given"), anna)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--api-key ''", "an API key has 0 characters"),
+        ("--api-key a,", "an API key has 0 characters"),
+        ("--api-key 'hush hush'", "an API key has 9 characters"),
+        ("--api-key-file nowhere", "nowhere cannot be read"),
+        ("--cors-origin example.com", "a CORS origin is 'example.com'"),
+        ("--ssl-certfile a", "ssl_certfile is given without ssl_keyfile"),
+        ("--body-timeout 0", "body_timeout_s is 0"),
+    ],
+)
+def test_access_that_cannot_work_is_said_before_anything_is_loaded(
+    run: Run, fake: FakeParts, flags: str, says: str
+) -> None:
+    ended = run("serve", *shlex.split(flags))
+    assert (ended.code, fake.http_configs) == (1, [])
+    assert says in ended.err
+    assert "hush" not in ended.err
+
+
+def test_the_command_to_try_takes_the_key_from_the_environment(run: Run) -> None:
+    ended = run("serve", "--api-key", "sk-secret")
+    assert '-H "Authorization: Bearer $LLAMASERVE_API_KEY"' in ended.out
+    assert "sk-secret" not in ended.out + ended.err
+    assert "Authorization" not in run("serve").out
 
 
 def test_without_flags_serve_takes_the_defaults_of_the_configurations(run: Run, fake: FakeParts) -> None:
@@ -364,7 +425,7 @@ def test_a_reader_who_has_seen_enough_ends_a_command_silently(
 
 
 def test_serve_goes_on_when_nobody_can_read_what_it_says(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ready_text", lambda service, url: raise_no_space())
+    monkeypatch.setattr(serving, "ready_text", lambda *_, **__: raise_no_space())
     assert run("serve").code == 0
 
 

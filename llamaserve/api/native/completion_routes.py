@@ -1,0 +1,98 @@
+"""llama-server's routes that compute: ``/completion``, ``/completions``, ``/infill``. Event loop, bodies apart."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llamaserve.api.drain import Drain, DrainGate
+from llamaserve.api.generating import Endpoint, Generating
+from llamaserve.api.native.completion_bodies import InfillBody, NativeBody, NativeCompletionBody
+from llamaserve.api.native.infill import infill_prompt
+from llamaserve.api.native.native_answers import NativeAnswer, NativePlan, NativeStream
+from llamaserve.api.native.native_prompts import native_prompt_tokens, split_native_prompts
+from llamaserve.api.openai.answer_plan import AnswerPlan, PlannedPrompt
+from llamaserve.api.openai.body import decode_body
+from llamaserve.api.openai.choices import check_choices, choices_per_prompt
+from llamaserve.api.openai.preparing import IncomingRequest, PreparedRequest, Preparer, check_model
+from llamaserve.api.openai.prompts import PromptTokens
+from llamaserve.api.openai.sampling import max_new_tokens
+from llamaserve.api.openai.shown import shown_by_native
+from llamaserve.engine.port import FimTokens
+from llamaserve.service import Service
+
+NO_INFILL = "the model has no tokens for filling in the middle (prefix, suffix and middle)"
+
+
+NATIVE = Endpoint(
+    "cmpl-",
+    lambda prepared, head: NativeStream(NativePlan.of(prepared), head),
+    lambda prepared: NativeAnswer(NativePlan.of(prepared)),
+)
+
+
+class CompletionRoutes:
+    """The routes over one service. ``service`` gives the running one and raises EngineDown while there is none."""
+
+    def __init__(
+        self, service: Callable[[], Service], drain: Drain, generating: Generating, preparer: Preparer
+    ) -> None:
+        self._service = service
+        self._drain = drain
+        self._generating = generating
+        self._preparer = preparer
+
+    def routes(self) -> list[Route]:
+        """The routes, for an application's list."""
+        return [
+            self._computing("/completion", self.complete),
+            self._computing("/completions", self.complete),
+            self._computing("/infill", self.infill),
+        ]
+
+    def _computing(self, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+        return Route(path, endpoint, methods=["POST"], middleware=[Middleware(DrainGate, drain=self._drain)])
+
+    async def complete(self, request: Request) -> Response:
+        """``POST /completion``."""
+        return await self._generating.generate(request, NATIVE, self._prepare_completion)
+
+    async def infill(self, request: Request) -> Response:
+        """``POST /infill``. Raises HTTPException 501 for a model that cannot."""
+        fim = self._service().vocab.fim_tokens
+        if fim is None:
+            raise HTTPException(501, NO_INFILL)
+        return await self._generating.generate(request, NATIVE, partial(self._prepare_infill, fim))
+
+    def _prepare_completion(self, service: Service, incoming: IncomingRequest, content: bytes) -> PreparedRequest:
+        body = decode_body(content, NativeCompletionBody, self._preparer.unknown_fields)
+        check_model(body.model, service)
+        prompts = split_native_prompts(body)
+        check_choices(len(prompts), choices_per_prompt(body), service.most_at_once)
+        tokens = [native_prompt_tokens(prompt, service.vocab, service.info.n_ctx_seq) for prompt in prompts]
+        return self._prepared(body, service, incoming, tokens)
+
+    def _prepare_infill(
+        self, fim: FimTokens, service: Service, incoming: IncomingRequest, content: bytes
+    ) -> PreparedRequest:
+        body = decode_body(content, InfillBody, self._preparer.unknown_fields)
+        check_model(body.model, service)
+        check_choices(1, choices_per_prompt(body), service.most_at_once)
+        n_predict = max_new_tokens(body) or 1
+        tokens = infill_prompt(body, fim, service.vocab, service.info.n_ctx_seq, n_predict)
+        return self._prepared(body, service, incoming, [tokens])
+
+    def _prepared(
+        self, body: NativeBody, service: Service, incoming: IncomingRequest, prompts: Sequence[tuple[int, ...]]
+    ) -> PreparedRequest:
+        shown = shown_by_native(body, tuple(body.response_fields or ()))
+        planned = tuple(map(PlannedPrompt, prompts))
+        plan = AnswerPlan(shown, planned, choices_per_prompt(body), service.vocab)
+        tokens = [PromptTokens(prompt) for prompt in prompts]
+        return self._preparer.prepared(body, service, incoming, plan, tokens, max_tokens=max_new_tokens(body))

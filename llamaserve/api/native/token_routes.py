@@ -1,0 +1,91 @@
+"""llama-server's routes about tokens: they compute nothing. Event loop; tokenisers and templates run on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import msgspec
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from llamaserve.api.body_threads import BodyThreads
+from llamaserve.api.drain import Drain, DrainGate
+from llamaserve.api.native.token_bodies import (
+    DetokenizeAnswer,
+    DetokenizeBody,
+    InputTokensAnswer,
+    TemplateAnswer,
+    TemplateBody,
+    TokenizeAnswer,
+    TokenizeBody,
+)
+from llamaserve.api.native.tokens import text_of, tokens_of
+from llamaserve.api.openai.body import decode_body
+from llamaserve.api.openai.fields import UnknownFieldLog
+from llamaserve.api.openai.preparing import check_model
+from llamaserve.api.openai.prompts import chat_prompt, template_messages
+from llamaserve.errors import BadTemplate, PromptTooLong
+from llamaserve.service import Service
+
+Answer = Callable[[Service, bytes], msgspec.Struct]
+
+
+class TokenRoutes:
+    """The routes over one service. ``service`` gives the running one and raises EngineDown while there is none."""
+
+    def __init__(self, service: Callable[[], Service], drain: Drain, bodies: BodyThreads) -> None:
+        self._service = service
+        self._drain = drain
+        self._bodies = bodies
+        self._unknown_fields = UnknownFieldLog()
+
+    def routes(self) -> list[Route]:
+        """The routes, for an application's list."""
+        return [
+            self._route("/tokenize", self.tokenize),
+            self._route("/detokenize", self.detokenize),
+            self._route("/apply-template", self.apply_template),
+            self._route("/chat/completions/input_tokens", self.count_chat),
+            self._route("/v1/chat/completions/input_tokens", self.count_chat),
+        ]
+
+    def _route(self, path: str, answer: Answer) -> Route:
+        async def endpoint(request: Request) -> Response:
+            answered = await self._bodies.prepared(request, partial(answer, self._service()))
+            return Response(msgspec.json.encode(answered), media_type="application/json")
+
+        named: Callable[[Request], Awaitable[Response]] = endpoint
+        return Route(path, named, methods=["POST"], middleware=[Middleware(DrainGate, drain=self._drain)])
+
+    def tokenize(self, service: Service, body: bytes) -> TokenizeAnswer:
+        """The tokens of a text. Raises BadRequest, BadToken."""
+        asked = decode_body(body, TokenizeBody, self._unknown_fields)
+        check_model(asked.model, service)
+        return TokenizeAnswer(tokens_of(asked, service.vocab))
+
+    def detokenize(self, service: Service, body: bytes) -> DetokenizeAnswer:
+        """The text of tokens. Raises BadRequest, BadToken."""
+        asked = decode_body(body, DetokenizeBody, self._unknown_fields)
+        check_model(asked.model, service)
+        return DetokenizeAnswer(text_of(asked, service.vocab))
+
+    def apply_template(self, service: Service, body: bytes) -> TemplateAnswer:
+        """A conversation as the model reads it. Raises BadRequest, BadTemplate, PromptTooLong."""
+        asked = decode_body(body, TemplateBody, self._unknown_fields)
+        check_model(asked.model, service)
+        if service.template is None:
+            raise BadTemplate("the model has no chat template")
+        if len(asked.messages) > service.info.n_ctx_seq:  # as for a chat
+            raise PromptTooLong(len(asked.messages), service.info.n_ctx_seq, is_at_least=True)
+        return TemplateAnswer(service.template.render(template_messages(asked.messages)).prompt)
+
+    def count_chat(self, service: Service, body: bytes) -> InputTokensAnswer:
+        """How many tokens a conversation has. Raises BadRequest, BadTemplate, PromptTooLong for one far over the
+        context."""
+        asked = decode_body(body, TemplateBody, self._unknown_fields)
+        check_model(asked.model, service)
+        prompt = chat_prompt(asked, service.template, service.vocab, service.info.n_ctx_seq)
+        return InputTokensAnswer(len(prompt.tokens))

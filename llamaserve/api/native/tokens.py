@@ -1,0 +1,66 @@
+"""From texts to token ids and back, for those who only ask about tokens. Preparing threads only: tokenisers block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamaserve.api.native.token_bodies import DetokenizeBody, TokenizeBody, TokenPiece
+from llamaserve.engine.port import Vocabulary
+from llamaserve.errors import BadRequest, BadToken
+
+MAX_CHARACTERS = 2**20
+"""Of the texts of one request; so many take about a second."""
+MAX_TOKENS = 2**20
+
+
+def tokens_of(body: TokenizeBody, vocab: Vocabulary) -> list[int | TokenPiece]:
+    """The tokens a body asks for. Raises BadRequest for too much text, BadToken for an id outside the vocabulary."""
+    parts = [body.content] if isinstance(body.content, str) else body.content
+    n_characters = sum(len(part) for part in parts if isinstance(part, str))
+    if n_characters > MAX_CHARACTERS:
+        raise BadRequest(f"content has {n_characters} characters: it must have at most {MAX_CHARACTERS}", "content")
+    tokens = mixed_tokens(
+        parts, vocab, add_special=bool(body.add_special), parse_special=body.parse_special is not False
+    )
+    check_tokens("content", tokens, vocab)
+    if body.with_pieces:
+        return [TokenPiece(token, piece_of(token, vocab)) for token in tokens]
+    return [*tokens]
+
+
+def mixed_tokens(parts: Sequence[str | int], vocab: Vocabulary, *, add_special: bool, parse_special: bool) -> list[int]:
+    """Texts and token ids one after another; what belongs in front of a text is put in front of all, unless that
+    begins with a token id."""
+    tokens: list[int] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, str):
+            is_first = index == 0
+            tokens += vocab.tokenize(part, add_special=add_special and is_first, parse_special=parse_special)
+        else:
+            tokens.append(part)
+    return tokens
+
+
+def check_tokens(param: str, tokens: Sequence[int], vocab: Vocabulary) -> None:
+    """Raise BadToken for an id outside the vocabulary, of whatever size."""
+    n_tokens = vocab.n_tokens
+    for token in tokens:
+        if not 0 <= token < n_tokens:
+            raise BadToken(token, n_tokens, param)
+
+
+def piece_of(token: int, vocab: Vocabulary) -> str | list[int]:
+    """What a token stands for, control tokens written out: text, or bytes where they are no whole characters."""
+    piece = vocab.detokenize([token], special=True)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def text_of(body: DetokenizeBody, vocab: Vocabulary) -> str:
+    """The text of a body's tokens, control tokens written out. Raises BadToken, BadRequest for too many."""
+    if len(body.tokens) > MAX_TOKENS:
+        raise BadRequest(f"tokens has {len(body.tokens)} ids: it must have at most {MAX_TOKENS}", "tokens")
+    check_tokens("tokens", body.tokens, vocab)
+    return vocab.detokenize(body.tokens, special=True).decode("utf-8", "replace")
