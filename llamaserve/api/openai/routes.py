@@ -35,6 +35,7 @@ from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.limits import PRIORITY_HEADER, TIMEOUT_HEADER, lane, ping_interval_s, timeout_s
 from llamaserve.api.openai.prompts import PromptTokens, chat_prompt, completion_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.api.openai.structured import structured_constraint
 from llamaserve.api.sse import EventStreamResponse
 from llamaserve.config import HttpConfig
 from llamaserve.errors import (
@@ -226,6 +227,7 @@ class OpenAIRoutes:
             boundaries=prompt.boundaries,
             return_progress=body.is_streamed and bool(body.return_progress),
             priority=lane(body, incoming.priority_header, self._config.priority_header),
+            constraint=structured_constraint(body, service.grammars),
         )
         return PreparedRequest(
             generation,
