@@ -1,6 +1,6 @@
 """Types of the native module. ``make check`` compares them with the built module."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 from typing_extensions import Buffer
@@ -94,7 +94,7 @@ class RowSampler:
         ignore_eos: bool,
         logit_bias: Sequence[tuple[int, float]],
     ) -> None: ...
-    def draw(self, logits: Buffer) -> int: ...
+    def draw(self, logits: Buffer, mask: bytes | None = None) -> int: ...
     def show_history(self, tokens: Sequence[int]) -> None: ...
 
 class SavedState:
@@ -169,6 +169,7 @@ class Engine:
         *,
         purge: Sequence[int] = [],
         ahead: bool = False,
+        masks: Mapping[int, bytes] = {},
     ) -> int: ...
     def collect(self, ticket: int) -> list[RowOutput]: ...
     def batch_eval_sample(

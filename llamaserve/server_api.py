@@ -173,6 +173,7 @@ class Server:
             cache_salt=options.cache_salt,
             session=options.session,
             boundaries=boundaries,
+            constraint=None if options.grammar is None else self._service.grammars.compile(options.grammar),
         )
 
     def _chat_request(self, messages: Messages, options: ReadOptions) -> GenerationRequest:

@@ -31,6 +31,7 @@ HARMLESS_FIELDS = frozenset(
         "n_keep",
         "n_discard",
         "request_id",
+        "guided_decoding_backend",
     }
 )
 
@@ -43,23 +44,15 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"}, {}),
     "modalities": (["text"], []),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
     "reasoning_effort": (),
     "verbosity": ("medium",),
-    # structured output, in the words of several servers
-    "grammar": ("",),
-    "json_schema": ({}, ""),
-    "guided_json": (),
-    "guided_regex": ("",),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "structured_outputs": ({},),
-    "regex": ("",),
-    "ebnf": ("",),
+    # structured output
+    "guided_whitespace_pattern": ("",),
+    "structural_tag": ("",),
     # the chat template
     "chat_template": (),
     "chat_template_kwargs": ({},),

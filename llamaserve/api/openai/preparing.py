@@ -17,6 +17,7 @@ from llamaserve.api.openai.limits import lane, ping_interval_s, timeout_s
 from llamaserve.api.openai.prompts import PromptTokens, chat_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.openai.shown import shown_by_chat, shown_by_completion
+from llamaserve.api.openai.structured import structured_constraint
 from llamaserve.config import HttpConfig
 from llamaserve.errors import BadRequest, ModelNotFound
 from llamaserve.request import MAX_NAME_LENGTH, GenerationRequest
@@ -120,6 +121,7 @@ class Preparer:
             owner=incoming.caller.owner,
             logprobs=shown.n_top,
             prompt_logprobs=shown.n_prompt_logprobs,
+            constraint=structured_constraint(body, service.grammars),
         )
         return PreparedRequest(
             choice_requests([_with_prompt(request, prompt) for prompt in prompts], plan.n_per_prompt),
