@@ -180,8 +180,8 @@ def test_the_memory_of_unknown_names_is_bounded(caplog: pytest.LogCaptureFixture
 
 def test_a_deeply_nested_refused_value_is_named_without_being_written_out() -> None:
     nested = b"[" * (MAX_NESTING - 1) + b"]" * (MAX_NESTING - 1)
-    with pytest.raises(BadRequest, match=r"^grammar is \[\[\[") as caught:
-        decode_body(b'{"prompt": "x", "grammar": ' + nested + b"}", CompletionBody, UnknownFieldLog())
+    with pytest.raises(BadRequest, match=r"^lora is \[\[\[") as caught:
+        decode_body(b'{"prompt": "x", "lora": ' + nested + b"}", CompletionBody, UnknownFieldLog())
     assert len(str(caught.value)) < 200
 
 

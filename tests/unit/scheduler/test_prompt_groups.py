@@ -47,11 +47,11 @@ def test_the_prompt_of_a_group_is_computed_once_and_nothing_is_left(n: int) -> N
 
 def test_nobody_else_finds_what_a_group_computes() -> None:
     harness = Harness()
-    choices(harness, 2, max_tokens=50)
+    choices(harness, 2, max_tokens=400)
     harness.tick(5)
     for options in ({"cache_prompt": True}, {"prompt_group": "another secret"}, {}):
         other = harness.submit(PROMPT, **options)  # type: ignore[arg-type]  # each is what submit takes
-        harness.tick(20)
+        harness.tick(60)
         assert harness.finished(other).cached_tokens == 0, options
 
 
