@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llamaserve.config import EngineConfig
 from llamaserve.engine.native import NativeEngine, NativeVocabulary
+from llamaserve.engine.port import FimTokens
 from llamaserve.errors import BadRequest, BadTemplate, BadToken
 from tests.native.tiny_models import write_byte_pair_model, write_dense_model
 
@@ -53,6 +54,24 @@ def test_a_zero_byte_is_text(vocab: NativeVocabulary) -> None:
 def test_a_lone_surrogate_is_refused(vocab: NativeVocabulary) -> None:
     with pytest.raises(BadRequest, match="lone surrogate stands at character 3"):
         vocab.tokenize("abc\ud800", add_special=False, parse_special=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"pre": 10, "suf": 11, "mid": 12}, FimTokens(prefix=10, suffix=11, middle=12)),
+        ({"pre": 10, "suf": 11}, None),
+        ({}, None),
+    ],
+    ids=["all", "not all", "none"],
+)
+def test_the_tokens_that_fill_in_the_middle_are_the_models(
+    tmp_path: Path, given: dict[str, int], found: FimTokens | None
+) -> None:
+    model = write_dense_model(tmp_path / "model.gguf", fim_tokens=given)
+    engine = NativeEngine.load(EngineConfig(model, n_ctx=64, n_threads=1))
+    assert engine.vocab.fim_tokens == found
+    engine.shutdown()
 
 
 @pytest.mark.parametrize("token", [-1, 49152, 2**31, 2**62])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -24,8 +25,14 @@ CHATML = (
 )
 
 
-def write_dense_model(path: Path, *, chat_template: str | None = CHATML, vocabulary: bool = True) -> Path:
-    """A dense transformer (llama) over single bytes."""
+def write_dense_model(
+    path: Path,
+    *,
+    chat_template: str | None = CHATML,
+    vocabulary: bool = True,
+    fim_tokens: Mapping[str, int] | None = None,
+) -> Path:
+    """A dense transformer (llama) over single bytes; ``fim_tokens`` by the GGUF's short names: pre, suf, mid."""
     writer = gguf.GGUFWriter(path, "llama")
     random = np.random.default_rng(7)
     _add_dense_sizes(writer, "tiny dense")
@@ -34,6 +41,8 @@ def write_dense_model(path: Path, *, chat_template: str | None = CHATML, vocabul
     else:
         writer.add_tokenizer_model("none")
         writer.add_vocab_size(N_VOCAB)
+    for name, token in (fim_tokens or {}).items():
+        writer.add_uint32(f"tokenizer.ggml.fim_{name}_token_id", token)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     _add_dense_tensors(writer, random, N_VOCAB)
