@@ -37,6 +37,24 @@ _slots = partial(typer.Option, rich_help_panel="Slots and queue")
 _cache = partial(typer.Option, rich_help_panel="Prefix cache")
 _sampling = partial(typer.Option, rich_help_panel="Sampling")
 
+ALL_LAYERS = ("all", "auto")
+"""llama-server's words; auto is all here too, what does not fit is an error at the start."""
+MORE_LAYERS_THAN_ANY_MODEL_HAS = 9999
+
+
+def parse_layers(text: str | int) -> int:
+    """A number of layers, or a word for all of them. Raises typer.BadParameter."""
+    if text in ALL_LAYERS:
+        return MORE_LAYERS_THAN_ANY_MODEL_HAS
+    try:
+        n_layers = int(text)
+    except ValueError:
+        n_layers = -1
+    if n_layers < 0:
+        raise typer.BadParameter(f"{text!r} is neither a number of layers nor all or auto")
+    return n_layers
+
+
 ModelFlag = Annotated[str, _model("--model", "-m", help=MODEL_HELP)]
 
 
@@ -56,7 +74,15 @@ class EngineFlags:
         int, _model("--threads-batch", "-tb", min=0, help="Threads for more than one token; 0 = as --threads.")
     ] = _ENGINE.n_threads_batch
     gpu_layers: Annotated[
-        int, _model("--gpu-layers", "--n-gpu-layers", "-ngl", min=0, help="Layers put on a GPU, if this build has one.")
+        int,
+        _model(
+            "--gpu-layers",
+            "--n-gpu-layers",
+            "-ngl",
+            parser=parse_layers,
+            metavar="N|all|auto",
+            help="Layers put on a GPU, if this build has one.",
+        ),
     ] = _ENGINE.n_gpu_layers
     flash_attn: Annotated[FlashAttention, _model("--flash-attn", "-fa", help="Flash attention.")] = (
         _ENGINE.flash_attention

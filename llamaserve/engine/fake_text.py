@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from llamaserve.engine.port import FimTokens
@@ -12,6 +13,8 @@ BOS = 257
 N_VOCAB = 258
 SPECIAL_TEXT = {b"<eos>": EOS, b"<bos>": BOS}
 """How control tokens are written in a text."""
+
+_SPECIAL = re.compile(b"(" + b"|".join(SPECIAL_TEXT) + b")")
 
 Continuation = Callable[[tuple[int, ...]], int]
 """All tokens of a sequence, prompt and drawn, to the next one."""
@@ -55,11 +58,9 @@ class FakeVocabulary:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """The UTF-8 bytes; ``add_special`` puts BOS in front, ``parse_special`` reads "<eos>" and "<bos>"."""
         tokens = [BOS] if add_special else []
-        rest = text.encode()
-        while rest:
-            special = next((name for name in SPECIAL_TEXT if parse_special and rest.startswith(name)), None)
-            tokens.append(rest[0] if special is None else SPECIAL_TEXT[special])
-            rest = rest[1 if special is None else len(special) :]
+        parts = _SPECIAL.split(text.encode()) if parse_special else [text.encode()]
+        for part in parts:
+            tokens += [SPECIAL_TEXT[part]] if parse_special and part in SPECIAL_TEXT else part
         return tokens
 
     def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:

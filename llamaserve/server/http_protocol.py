@@ -83,8 +83,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be a request, or is too large a one, and close the connection."""
-        if self.cycle is None or self.cycle.response_complete:  # else that request's answer is under way
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(self._refusal())
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # now: what the application says after this belongs to no answer
+            cycle.message_event.set()
         self.transport.close()
 
     def _refusal(self) -> bytes:

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from llamaserve.api.openai.body import MAX_NESTING, ChatBody, CompletionBody, decode_body
+from llamaserve.api.openai.body import ChatBody, CompletionBody, decode_body
 from llamaserve.api.openai.choices import choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import MAX_NAMES_WARNED, UNHONOURED_FIELDS, UnknownFieldLog
+from llamaserve.api.openai.json_shape import MAX_LEVELS
 from llamaserve.api.openai.prompts import chat_prompt, template_messages
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.openai.shown import Shown, shown_by_completion
@@ -55,7 +56,7 @@ def sampling(**fields: object) -> SamplingParams:
         (b"null", "must be a JSON object, not null"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
-        (b'{"a":' + b"[" * MAX_NESTING + b"]" * MAX_NESTING + b"}", f"more than {MAX_NESTING} levels"),
+        (b'{"a":' + b"[" * MAX_LEVELS + b"]" * MAX_LEVELS + b"}", f"more than {MAX_LEVELS} levels"),
         (b'{"seed": ' + b"9" * 10_000 + b"}", "out of range"),
         (b'{"temperature": 1e999}', "out of range"),
     ],
@@ -179,7 +180,7 @@ def test_the_memory_of_unknown_names_is_bounded(caplog: pytest.LogCaptureFixture
 
 
 def test_a_deeply_nested_refused_value_is_named_without_being_written_out() -> None:
-    nested = b"[" * (MAX_NESTING - 1) + b"]" * (MAX_NESTING - 1)
+    nested = b"[" * (MAX_LEVELS - 1) + b"]" * (MAX_LEVELS - 1)
     with pytest.raises(BadRequest, match=r"^lora is \[\[\[") as caught:
         decode_body(b'{"prompt": "x", "lora": ' + nested + b"}", CompletionBody, UnknownFieldLog())
     assert len(str(caught.value)) < 200

@@ -152,7 +152,7 @@ def test_a_flood_of_urgent_requests_delays_a_normal_one_by_two() -> None:
 
 
 def test_a_second_users_single_request_does_not_wait_for_the_first_users_crowd() -> None:
-    """No longer than a quarter of it. API keys do not exist yet, so the second one comes through the service."""
+    """No longer than a quarter of it; here it comes through the service, with an API key it would be the same."""
     engine = FakeEngine(n_slots=1, n_ctx=64_000, step_s=0.001)
     bodies: list[dict[str, object]] = [{"prompt": f"first {n}"} for n in range(20)]
     ends: list[object] = []

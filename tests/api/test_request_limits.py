@@ -6,13 +6,13 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import httpx
 import pytest
 
-from llamaserve.api.openai.nesting import is_nested_deeper
+from llamaserve.api.openai.json_shape import MAX_LEVELS, shape_fault
 from llamaserve.config import HttpConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.server import run
@@ -194,19 +194,24 @@ def _is_cut_off(opened: socket.socket, *, trickles: bool) -> bool:
 
 
 @pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": 1, "b": value}], ids=["array", "object"])
-def test_nesting_is_counted_exactly(wrap: object) -> None:
-    assert callable(wrap)
+def test_nesting_is_counted_exactly(wrap: Callable[[object], object]) -> None:
     value: object = "[[[["
     for depth in range(5):
-        assert is_nested_deeper(value, depth - 1) is (depth > 0)
-        assert not is_nested_deeper(value, depth)
+        assert (shape_fault(value, depth - 1) is not None) is (depth > 0)
+        assert shape_fault(value, depth) is None
         value = wrap(value)
+
+
+def test_values_side_by_side_are_counted_over_all_that_hold_them() -> None:
+    value = {"a": [[1], [2]], "b": [{}, {}], "c": [1, 2, 3, 4, 5]}
+    assert shape_fault(value, most_wide=4) is None
+    assert shape_fault(value, most_wide=3) == "4 objects and arrays stand side by side, at most 3 may"
 
 
 def test_nesting_is_counted_where_python_would_recurse_too_deep() -> None:
     value: list[object] = []
     for _ in range(100_000):
         value = [value]
-    assert is_nested_deeper(value, 200)
+    assert shape_fault(value) == f"its JSON is nested more than {MAX_LEVELS} levels deep"
     while value:  # freed level by level: to free it at once would recurse as well
         value = value.pop()  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from llamaserve.api.openai.fields import UnknownFieldLog, refuse_unhonoured
-from llamaserve.api.openai.nesting import is_nested_deeper
+from llamaserve.api.openai.json_shape import MAX_LEVELS, shape_fault
 from llamaserve.errors import BadRequest
 
 
@@ -110,9 +110,6 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
 
 
-MAX_NESTING = 200
-"""Levels of objects and arrays in each other: what reads a body further on, in whatever language, recurses."""
-
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 _FIELD_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
@@ -159,8 +156,9 @@ def _decode_object(body: bytes) -> dict[str, object]:
         raise BadRequest(f"the request body is not valid: {_split_path(str(error))[0]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the request body is not valid JSON in UTF-8: {error}") from error
-    if body.count(b"[") + body.count(b"{") > MAX_NESTING and is_nested_deeper(value, MAX_NESTING):
-        raise BadRequest(f"the request body is not valid: its JSON is nested more than {MAX_NESTING} levels deep")
+    may_be_deep = body.count(b"[") + body.count(b"{") > MAX_LEVELS
+    if may_be_deep and (fault := shape_fault(value)):
+        raise BadRequest(f"the request body is not valid: {fault}")
     if not isinstance(value, dict):
         raise BadRequest(f"the request body must be a JSON object, not {_json_type(value)}")
     return cast("dict[str, object]", value)

@@ -155,6 +155,19 @@ def test_llama_servers_other_spellings_are_the_same_flags(run: Run, fake: FakePa
     assert fake.names == ["tiny"]
 
 
+@pytest.mark.parametrize(("value", "n_layers"), [("0", 0), ("33", 33), ("all", 9999), ("auto", 9999)])
+def test_layers_for_the_gpu_are_a_number_or_all(run: Run, fake: FakeParts, value: str, n_layers: int) -> None:
+    assert run("serve", "-ngl", value).code == 0
+    assert fake.engine_configs[0].n_gpu_layers == n_layers
+
+
+@pytest.mark.parametrize("value", ["-1", "some", "1.5"])
+def test_layers_that_are_neither_are_refused(run: Run, value: str) -> None:
+    ended = run("serve", f"--gpu-layers={value}")
+    assert ended.code == 2
+    assert "neither a number of layers nor all or auto" in " ".join(ended.err.replace("│", " ").split())
+
+
 def test_api_keys_come_from_flags_and_file_or_from_the_environment(
     run: Run, fake: FakeParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
