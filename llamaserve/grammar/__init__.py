@@ -1,0 +1,1 @@
+"""Restricts answers: JSON Schemas, patterns, choices and grammars become masks over the vocabulary, by llguidance."""
