@@ -141,6 +141,8 @@ class GenerationRequest:
     """The same for the tokens of the prompt, which is then computed anew; None = none."""
     constraint: Constraint | None = None
     """What its tokens may be; None = any."""
+    visible_tokens: Mapping[int, bytes] = field(default_factory=dict)
+    """Control tokens that its text shows, with how they are written; no other is seen."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):

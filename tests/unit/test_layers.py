@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache",),
     ("engine.native", "engine.fake", "engine.memory_check", "models"),
     ("chat",),
+    ("grammar",),
     ("text", "engine.port", "engine"),
     ("_engine", "_hot"),
     ("config", "request"),

@@ -8,7 +8,7 @@ with a warning, once for each name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from llamaserve.errors import BadRequest, shown
 
@@ -23,7 +23,6 @@ HARMLESS_FIELDS = frozenset(
         "metadata",
         "store",
         "service_tier",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -45,6 +44,7 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (False, True),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"}, {}),
@@ -53,6 +53,11 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "reasoning_effort": (),
+    "reasoning_format": (),
+    "reasoning_budget": (-1,),
+    "reasoning_budget_tokens": (-1,),
+    "thinking_budget_tokens": (-1,),
+    "thinking_token_budget": (-1,),
     "verbosity": ("medium",),
     # structured output, in the words of several servers
     "grammar": ("",),
@@ -103,16 +108,26 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "id_slot": (-1,),
     "lora": ([],),
 }
-"""Fields that change the result and that we do not honour, with the values that ask for nothing."""
+"""Fields that change the result and that we do not honour, with the values that ask for nothing. Some of them one
+endpoint honours and another does not."""
+
+INSTEAD: Mapping[str, str] = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "chat_template": "the model's own template is used",
+}
+"""What to do about some of them."""
 
 
-def refuse_unhonoured(fields: Mapping[str, object]) -> None:
-    """Raise BadRequest for the first field that asks for something we do not do. null asks for nothing."""
+def refuse_unhonoured(fields: Mapping[str, object], known: Collection[str]) -> None:
+    """Raise BadRequest for the first field that is not ``known`` and asks for something we do not do. null asks for
+    nothing."""
     for name, value in fields.items():
-        neutral = UNHONOURED_FIELDS.get(name)
+        neutral = None if name in known else UNHONOURED_FIELDS.get(name)
         if neutral is None or value is None or any(_is_same(value, allowed) for allowed in neutral):
             continue
-        raise BadRequest(f"{name} is {shown(value)}: this server does not support it; leave it out", name)
+        instead = INSTEAD.get(name, "leave it out")
+        raise BadRequest(f"{name} is {shown(value)}: this server does not support it; {instead}", name)
 
 
 def _is_same(value: object, allowed: object) -> bool:

@@ -30,12 +30,14 @@ from llamaserve.api.openai.answers import (
     completion_answer,
 )
 from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
+from llamaserve.api.openai.chat_prompt import chat_prompt
 from llamaserve.api.openai.errors import error_response
 from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.limits import PRIORITY_HEADER, TIMEOUT_HEADER, lane, ping_interval_s, timeout_s
-from llamaserve.api.openai.prompts import PromptTokens, chat_prompt, completion_prompt
+from llamaserve.api.openai.prompts import completion_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.sse import EventStreamResponse
+from llamaserve.chat.prepared import PreparedChat
 from llamaserve.config import HttpConfig
 from llamaserve.errors import (
     BadRequest,
@@ -197,7 +199,7 @@ class OpenAIRoutes:
         decoded = decode_body(incoming.body, CompletionBody, self._unknown_fields)
         _check_model(decoded.model, service)
         tokens = completion_prompt(decoded, service.vocab, service.info.n_ctx_seq)
-        return self._prepared(decoded, service, incoming, PromptTokens(tokens))
+        return self._prepared(decoded, service, incoming, PreparedChat(tokens))
 
     def _prepare_chat(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
         decoded = decode_body(incoming.body, ChatBody, self._unknown_fields)
@@ -212,7 +214,7 @@ class OpenAIRoutes:
         return self._prepared(decoded, service, incoming, prompt)
 
     def _prepared(
-        self, body: GenerationBody, service: Service, incoming: IncomingRequest, prompt: PromptTokens
+        self, body: GenerationBody, service: Service, incoming: IncomingRequest, prompt: PreparedChat
     ) -> PreparedRequest:
         generation = GenerationRequest(
             request_id=incoming.request_id,
@@ -224,6 +226,7 @@ class OpenAIRoutes:
             cache_salt="" if body.cache_salt is None else body.cache_salt,
             session=_session(body, incoming.session_header),
             boundaries=prompt.boundaries,
+            visible_tokens=prompt.visible_tokens,
             return_progress=body.is_streamed and bool(body.return_progress),
             priority=lane(body, incoming.priority_header, self._config.priority_header),
         )
