@@ -1,6 +1,8 @@
 // Engine: plans in, rows out. Waiting for the worker, and anything that touches memory, releases the GIL.
 #include <pybind11/stl.h>
 
+#include <map>
+
 #include "engine.h"
 #include "error.h"
 #include "register.h"
@@ -28,8 +30,11 @@ std::vector<llama_token> to_tokens(const py::sequence & values, int32_t n_vocab)
 
 // (decode ids, [(seq_id, tokens, is_last), …], purge ids) as native.py sends it.
 StepPlan to_plan(const Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
-                 std::vector<llama_seq_id> purge) {
+                 std::vector<llama_seq_id> purge, const std::map<llama_seq_id, py::bytes> & masks) {
     StepPlan plan;
+    for (const auto & [seq_id, bytes] : masks) {
+        plan.masks.emplace(seq_id, TokenMask(bytes));
+    }
     plan.decode = std::move(decode);
     plan.purge  = std::move(purge);
     for (const py::handle item : pieces) {
@@ -114,21 +119,24 @@ void register_engine(py::module_ & m) {
         .def(
             "submit",
             [](Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
-               std::shared_ptr<CancelFlag> flag, std::vector<llama_seq_id> purge, bool ahead) {
-                StepPlan plan = to_plan(engine, std::move(decode), pieces, std::move(purge));
+               std::shared_ptr<CancelFlag> flag, std::vector<llama_seq_id> purge, bool ahead,
+               const std::map<llama_seq_id, py::bytes> & masks) {
+                StepPlan plan = to_plan(engine, std::move(decode), pieces, std::move(purge), masks);
                 const py::gil_scoped_release release;
                 return engine.submit(std::move(plan), std::move(flag), ahead);
             },
             py::arg("decode"), py::arg("pieces") = py::tuple(), py::arg("flag").none(true) = nullptr, py::kw_only(),
             py::arg("purge") = std::vector<llama_seq_id>(), py::arg("ahead") = false,
-            "Start a step; its ticket. `pieces` are (seq_id, tokens, is_last). Raises EngineError, BadToken.")
+            py::arg("masks") = std::map<llama_seq_id, py::bytes>(),
+            "Start a step; its ticket. `pieces` are (seq_id, tokens, is_last), `masks` say which tokens rows may draw. "
+            "Raises EngineError, BadToken.")
         .def("collect", &Engine::collect, py::arg("ticket"), py::call_guard<py::gil_scoped_release>(),
              "Wait for the step; one output a row. Raises EngineError.")
         .def(
             "batch_eval_sample",
             [](Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
                std::shared_ptr<CancelFlag> flag, std::vector<llama_seq_id> purge) {
-                StepPlan plan = to_plan(engine, std::move(decode), pieces, std::move(purge));
+                StepPlan plan = to_plan(engine, std::move(decode), pieces, std::move(purge), {});
                 const py::gil_scoped_release release;
                 return engine.batch_eval_sample(std::move(plan), std::move(flag));
             },

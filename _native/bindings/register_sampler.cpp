@@ -20,15 +20,23 @@ public:
         }
     }
 
-    llama_token draw(const py::buffer & logits) {
+    llama_token draw(const py::buffer & logits, const std::optional<py::bytes> & bytes) {
         const py::buffer_info info = logits.request();
         if (info.format != py::format_descriptor<float>::format() || info.ndim != 1 ||
             info.size != model_->n_vocab() || info.strides[0] != (py::ssize_t) sizeof(float)) {
             throw py::value_error("logits must be " + std::to_string(model_->n_vocab()) + " floats of 32 bits in a row");
         }
         const auto *                 values = static_cast<const float *>(info.ptr);
+        std::optional<TokenMask>     mask;
+        if (bytes) {
+            mask.emplace(*bytes);
+            if (mask->n_bytes() != TokenMask::size_of(model_->n_vocab())) {
+                throw py::value_error("the mask must have " + std::to_string(TokenMask::size_of(model_->n_vocab())) +
+                                      " bytes");
+            }
+        }
         const py::gil_scoped_release release;
-        return sampler_.draw(values);
+        return sampler_.draw(values, mask ? &*mask : nullptr);
     }
 
     void show_history(const std::vector<llama_token> & tokens) {
@@ -63,7 +71,8 @@ void register_sampler(py::module_ & m) {
              py::arg("repeat_last_n"), py::arg("frequency_penalty"), py::arg("presence_penalty"),
              py::arg("ignore_eos"), py::arg("logit_bias"),
              "whole_vocabulary hands every token to llama.cpp's chain. Raises BadToken, BadSampler.")
-        .def("draw", &TestSampler::draw, py::arg("logits"), "The next token, from a buffer of float32.")
+        .def("draw", &TestSampler::draw, py::arg("logits"), py::arg("mask").none(true) = py::none(),
+             "The next token, from a buffer of float32; of those that a mask allows.")
         .def("show_history", &TestSampler::show_history, py::arg("tokens"), "What penalties look back on.");
 }
 

@@ -246,6 +246,33 @@ void Engine::check_purge(const StepPlan & plan) const {
     }
 }
 
+void Engine::check_masks(const StepPlan & plan) const {
+    size_t n_drawing = plan.decode.size();
+    size_t n_used    = 0;
+    for (const llama_seq_id seq_id : plan.decode) {
+        n_used += plan.masks.count(seq_id);
+    }
+    for (const PromptPiece & piece : plan.pieces) {
+        n_used += piece.is_last ? plan.masks.count(piece.seq_id) : 0;
+        n_drawing += piece.is_last ? 1 : 0;
+    }
+    if (n_used != plan.masks.size()) {
+        throw EngineError("there are " + std::to_string(plan.masks.size()) + " masks: only " + std::to_string(n_used) +
+                          " are of the " + std::to_string(n_drawing) + " rows that draw a token");
+    }
+    const int32_t n_vocab = model_->n_vocab();
+    for (const auto & [seq_id, mask] : plan.masks) {
+        if (mask.n_bytes() != TokenMask::size_of(n_vocab)) {
+            throw EngineError("the mask of sequence " + std::to_string(seq_id) + " has " +
+                              std::to_string(mask.n_bytes()) + " bytes: it must have " +
+                              std::to_string(TokenMask::size_of(n_vocab)));
+        }
+        if (!mask.allows_any(n_vocab)) {
+            throw EngineError("the mask of sequence " + std::to_string(seq_id) + " allows no token");
+        }
+    }
+}
+
 int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag, bool ahead) {
     if (is_outstanding_) {
         throw EngineError("step " + std::to_string(ticket_) + " was not collected yet");
@@ -257,6 +284,7 @@ int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag, bool ahe
         unwind();
         check_plan(plan);
     }
+    check_masks(plan);
     flag_ = std::move(flag);
     abort_.watch(flag_.get());
     plan_           = std::move(plan);
@@ -326,7 +354,7 @@ void Engine::run_rest_of_step() {
         has_decoded_ahead_ = false;
     }
     if (has_decoded_ahead_) {
-        run_->draw_ahead();
+        run_->draw_ahead(plan_.masks);
     } else {
         run_->compute(plan_);
     }

@@ -136,6 +136,7 @@ private:
     void       check_slot_is_free(llama_seq_id seq_id) const;
     void       check_plan(const StepPlan & plan) const;
     void       check_purge(const StepPlan & plan) const;
+    void       check_masks(const StepPlan & plan) const;
     Sequence & check_row(llama_seq_id seq_id, std::vector<bool> & seen) const;
     void       await_job();
     void       settle();

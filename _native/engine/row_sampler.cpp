@@ -1,6 +1,7 @@
 #include "row_sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 namespace llamaserve {
@@ -8,6 +9,9 @@ namespace {
 
 // More candidates than this share of the vocabulary are not found faster than all of them.
 constexpr int32_t n_vocab_per_candidate = 32;
+
+// Likely tokens looked for beyond those needed where a mask may bar some.
+constexpr size_t n_maybe_barred = 64;
 
 }  // namespace
 
@@ -38,14 +42,20 @@ void RowSampler::take_note(llama_token token) {
     }
 }
 
-llama_token RowSampler::draw(const float * logits) {
-    if (!fill_likeliest(logits)) {
+llama_token RowSampler::draw(const float * logits, const TokenMask * mask) {
+    if (!fill_likeliest(logits, mask)) {
         fill_candidates(logits);
+    }
+    if (mask != nullptr) {
+        mask->keep(candidates_);
     }
     llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};
     llama_sampler_apply(chain_.get(), &array);
     if (array.selected < 0 || array.selected >= (int64_t) array.size) {
         throw std::runtime_error("the sampler selected no token");
+    }
+    if (mask != nullptr && !std::isfinite(array.data[array.selected].logit)) {
+        throw std::runtime_error("every token that the grammar allows is forbidden by the request");
     }
     const llama_token token = array.data[array.selected].id;
     take_note(token);
@@ -63,13 +73,16 @@ void RowSampler::fill_candidates(const float * logits) {
 // the k likeliest. False where that is not worth it, or where two of them, or the last and the one below it, are equal:
 // llama.cpp's sort says which of equal tokens comes first by where they stand among all. The likeliest token alone is the
 // first of equals in both.
-bool RowSampler::fill_likeliest(const float * logits) {
-    const bool   is_one = n_likeliest_ == 1;
+bool RowSampler::fill_likeliest(const float * logits, const TokenMask * mask) {
+    const bool   is_one = n_likeliest_ == 1 && mask == nullptr;  // a mask may leave equals behind those that were found
     const size_t n      = (size_t) n_likeliest_ + biased_.size() + penalised_.size() + (is_one ? 0 : 1);
     if (n_likeliest_ <= 0 || n > (size_t) (n_vocab_ / n_vocab_per_candidate)) {
         return false;
     }
-    ids_ = top_.find(logits, n_vocab_, (int32_t) n);
+    ids_ = top_.find(logits, n_vocab_, (int32_t) (mask == nullptr ? n : n + n_maybe_barred));
+    if (mask != nullptr) {  // those that it allows of the largest are the largest of those that it allows
+        mask->keep(ids_);
+    }
     if (ids_.size() < n) {
         return false;
     }

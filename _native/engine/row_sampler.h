@@ -10,6 +10,7 @@
 
 #include "llama_handles.h"
 #include "sampler.h"
+#include "token_mask.h"
 #include "top_logits.h"
 
 namespace llamaserve {
@@ -23,15 +24,15 @@ public:
     void show_history(const std::vector<llama_token> & tokens);
 
     // The next token, from the logits of the whole vocabulary; the chain has taken note of it. Throws std::runtime_error
-    // when the chain selects none.
-    llama_token draw(const float * logits);
+    // when the chain selects none, or none but forbidden ones are left.
+    llama_token draw(const float * logits, const TokenMask * mask = nullptr);
 
     // For tests: the same through the chain alone.
     void use_whole_vocabulary() { n_likeliest_ = 0; }
 
 private:
     void fill_candidates(const float * logits);
-    bool fill_likeliest(const float * logits);
+    bool fill_likeliest(const float * logits, const TokenMask * mask);
     bool has_equal_logits();
     void take_note(llama_token token);
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llama.h"
+#include "token_mask.h"
 
 namespace llamaserve {
 
@@ -21,6 +22,7 @@ struct StepPlan {
     std::vector<llama_seq_id> decode;  // these feed the token they drew last
     std::vector<PromptPiece>  pieces;
     std::vector<llama_seq_id> purge;   // without a request: to be forgotten, in this order, when no cell is free
+    TokenMasks                masks;   // what rows may draw in this step; a row without one may draw any token
 
     size_t n_tokens() const {
         size_t count = decode.size();

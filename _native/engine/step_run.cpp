@@ -40,6 +40,7 @@ StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Se
 void StepRun::compute(const StepPlan & plan) {
     try {
         begin(plan.decode, plan.pieces);
+        masks_    = &plan.masks;
         purge_    = &plan.purge;
         n_purged_ = 0;
         decode_range(0, entries_.size());
@@ -68,8 +69,9 @@ bool StepRun::decode_ahead(const std::vector<llama_seq_id> & rows) {
     return false;
 }
 
-void StepRun::draw_ahead() {
+void StepRun::draw_ahead(const TokenMasks & masks) {
     try {
+        masks_ = &masks;
         commit();
     } catch (...) {
         lose("the engine failed in the middle of a step");
@@ -283,7 +285,9 @@ void StepRun::draw_tokens() {
 // Touches nothing but the row's own sequence and output.
 void StepRun::draw_token(Draw & draw) {
     try {
-        outputs_[draw.row].token = sequence(draw.row).sampler->draw(draw.logits);
+        const auto mask          = masks_->find(outputs_[draw.row].seq_id);
+        outputs_[draw.row].token = sequence(draw.row).sampler->draw(
+            draw.logits, mask == masks_->end() ? nullptr : &mask->second);
     } catch (const std::exception & error) {
         draw.failure = std::string("sampling failed: ") + error.what();
     }

@@ -30,7 +30,7 @@ public:
     // Decodes the rows of a plan without pieces. False if that did not go in one call: then nothing of it is in memory.
     bool decode_ahead(const std::vector<llama_seq_id> & rows);
     // What compute has left to do after decode_ahead went well. Does not throw.
-    void draw_ahead();
+    void draw_ahead(const TokenMasks & masks);
     // Forgets what decode_ahead computed. A row whose cells cannot be removed is broken from then on.
     void take_back_ahead();
 
@@ -99,6 +99,7 @@ private:
     std::vector<RowOutput>           outputs_;
     std::vector<llama_pos>           row_starts_;     // row -> tokens its sequence had before the step
     std::vector<Draw>                draws_;
+    const TokenMasks *               masks_ = nullptr;  // of the plan whose tokens are drawn
     const std::vector<llama_seq_id> *purge_ = nullptr;
     size_t                           n_purged_ = 0;   // of the purge list, those tried
     StepReport                       report_;

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from llamaserve.engine.fake_masks import check_masks, masked
 from llamaserve.engine.fake_memory import FakeCells, FakeState
 from llamaserve.engine.fake_text import (
     BOS,
@@ -115,9 +116,9 @@ class FakeEngine:
     """An ``Engine`` with scripted text.
 
     ``continuation`` draws every token; of the sampling parameters only ``ignore_eos`` and ``logit_bias`` with -inf on
-    EOS matter: EOS is then drawn as ".". ``step_s`` seconds pass in a step, unless its flag is set before. ``n_ctx``
-    cells are shared by all sequences, one of them holds at most ``n_ctx_seq``. A step that runs ahead takes no time and
-    no cell: only the next ``submit`` sees that it was there.
+    EOS matter: EOS is then drawn as ".". A token that a mask bars becomes one that it allows. ``step_s`` seconds pass
+    in a step, unless its flag is set before. ``n_ctx`` cells are shared by all sequences, one of them holds at most
+    ``n_ctx_seq``. A step that runs ahead takes no time and no cell: only the next ``submit`` sees that it was there.
 
     ``can_share`` lets ids share cells, and has 256 of them. Memory without ``can_trim`` is like a recurrent state: it
     forgets all or nothing and has checkpoints, whose copies hold every token. A copy takes ``bytes_per_cell`` for each.
@@ -172,6 +173,7 @@ class FakeEngine:
         self._report = StepReport()
         self._purge_list: deque[int] = deque()
         self._n_tickets = 0
+        self._masks: Mapping[int, bytes] = {}
         self._can_share = can_share
         self._can_trim = can_trim
         self._bytes_per_cell = bytes_per_cell
@@ -378,6 +380,7 @@ class FakeEngine:
         if not is_next:
             self.unwind()
         self._check_plan(plan)
+        check_masks(plan)
         if flag is not None and not isinstance(flag, FakeFlag):
             raise EngineError("the flag was not made by this engine")
         self._ahead_rows = ()
@@ -409,6 +412,7 @@ class FakeEngine:
             return [self._fail(seq_id, RowError.DECODE, self._why_down) for seq_id in ids]
         if flag is not None and flag.is_set:
             return [FakeRow(seq_id, error=RowError.ABORTED, message="the step was stopped") for seq_id in ids]
+        self._masks = plan.masks
         rows = [self._decode(seq_id) for seq_id in plan.decode]
         rows += [self._compute(piece.seq_id, piece.tokens, draw=piece.is_last) for piece in plan.pieces]
         goes_on = all(row.error is None and row.token is not None and not row.is_eog for row in rows)
@@ -607,6 +611,7 @@ class FakeEngine:
         sampling = sequence.spec.sampling
         if token == EOS and (sampling.ignore_eos or sampling.logit_bias.get(EOS) == float("-inf")):
             token = ord(".")
+        token = masked(token, self._masks.get(seq_id), self._cells.length(seq_id))
         sequence.drawn = token
         is_eog = token == EOS
         return FakeRow(seq_id, token, is_eog, bytes([token]) if token < EOS else b"")

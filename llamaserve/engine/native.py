@@ -225,7 +225,9 @@ class NativeEngine:
         if flag is not None and not isinstance(flag, CancelFlag):
             raise EngineError(f"the flag of a step is a CancelFlag, not {type(flag).__name__}")
         pieces = [(piece.seq_id, piece.tokens, piece.is_last) for piece in plan.pieces]
-        return Ticket(self._engine.submit(plan.decode, pieces, flag, purge=plan.purge, ahead=ahead))
+        return Ticket(
+            self._engine.submit(plan.decode, pieces, flag, purge=plan.purge, ahead=ahead, masks=dict(plan.masks))
+        )
 
     def collect(self, ticket: Ticket) -> Sequence[RowOutput]:
         """Wait for the step; the GIL is free meanwhile."""

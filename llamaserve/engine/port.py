@@ -13,6 +13,7 @@ calls; the real engine runs the work on its one native worker. Laws, tested on b
 - A step whose flag was set before it was submitted is stopped, and its sequences are as they were. A flag that is set
   while it runs stops it where memory ``can_rewind``, else between two calls of the model: a sequence of which a part
   was computed is broken then, and every later row of it fails.
+- A row draws a token its mask allows, as if the others did not exist; without a mask it draws as ever.
 - A step submitted with ``ahead`` changes nothing of what comes out. If every row draws a token that does not end it,
   the engine may compute the decode of the same rows, in ascending order, before it is asked for (``ahead_rows``). The
   next ``submit`` of just that plan finds it done; any other plan or call takes it back first, and so does ``unwind``:
@@ -27,7 +28,7 @@ calls; the real engine runs the work on its one native worker. Laws, tested on b
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
@@ -87,6 +88,9 @@ class StepPlan:
     pieces: Sequence[PromptPiece] = ()
     purge: Sequence[int] = ()
     """Ids that are not open but hold cells: forgotten in this order, one at a time, when no cell is free."""
+    masks: Mapping[int, bytes] = field(default_factory=dict)
+    """Of rows that draw, which tokens they may draw in this step, as ``TokenConstraint.mask`` has it; others may draw
+    any. A step that ran ahead is drawn under the masks of the plan that asks for it."""
 
 
 class RowOutput(Protocol):
@@ -285,8 +289,9 @@ class Engine(Protocol):
 
         Raises EngineError, and submits nothing, when a ticket is outstanding, the plan is empty, holds more than
         ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty or its sequence has drawn
-        a token, a decode row has drawn none yet, or the purge list names an open sequence; BadToken when a piece has a
-        token outside the vocabulary; EngineDown when there is no context any more.
+        a token, a decode row has drawn none yet, the purge list names an open sequence, or a mask has the wrong size,
+        no bit or no row that draws; BadToken when a piece has a token outside the vocabulary; EngineDown when there is
+        no context any more.
         """
 
     def collect(self, ticket: Ticket) -> Sequence[RowOutput]:

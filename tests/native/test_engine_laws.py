@@ -8,6 +8,7 @@ from llamaserve.config import FlashAttention, Profile
 from llamaserve.engine.native import NativeEngine
 from llamaserve.engine.port import MemoryKind
 from tests.engine_laws import FINAL_LAWS, LAWS, Law, close_all
+from tests.mask_laws import MASK_LAWS
 from tests.memory_laws import FINAL_MEMORY_LAWS, MEMORY_LAWS
 from tests.native.conftest import LoadEngine
 
@@ -35,7 +36,7 @@ def test_one_pool_for_all_obeys_every_law(
 
 
 def obey(engine: NativeEngine) -> None:
-    for law in (*LAWS, *MEMORY_LAWS):
+    for law in (*LAWS, *MASK_LAWS, *MEMORY_LAWS):
         law(engine)
         close_all(engine)
         assert engine.used_cells() == 0, law.__name__

@@ -130,3 +130,34 @@ def test_a_buffer_of_another_size_or_type_is_refused(model: _engine.Model) -> No
     for logits in (np.zeros(5, np.float32), np.zeros(model.n_tokens), np.zeros((2, model.n_tokens), np.float32)):
         with pytest.raises(ValueError, match="floats of 32 bits"):
             one.draw(logits)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("n_allowed", [49_000, 3_000, 20])
+def test_a_mask_leaves_the_chain_only_what_it_allows(model: _engine.Model, name: str, n_allowed: int) -> None:
+    """E5: as the chain over the whole vocabulary would draw if all other tokens had no probability."""
+    random = np.random.default_rng(5)
+    few = sampler(model, CHAINS[name], whole_vocabulary=False)
+    whole = sampler(model, CHAINS[name], whole_vocabulary=True)
+    for logits in rows(model)[:50]:
+        allowed = np.zeros((model.n_tokens + 31) // 32 * 32, dtype=bool)
+        allowed[random.choice(model.n_tokens, n_allowed, replace=False)] = True
+        allowed[[100, 101]] = True  # some that no chain here forbids
+        mask = np.packbits(allowed, bitorder="little").tobytes()
+        barred = np.where(allowed[: model.n_tokens], logits, np.float32(-np.inf))
+        token = few.draw(logits, mask)
+        assert allowed[token]
+        assert token == whole.draw(logits, mask)
+        if name.startswith("greedy") and "penalties" not in name and "biases" not in name:
+            ends = [2, 0, 4] if "without an end" in name else []
+            barred[ends] = -np.inf
+            assert token == int(barred.argmax())
+
+
+def test_a_mask_that_leaves_only_forbidden_tokens_fails(model: _engine.Model) -> None:
+    """No token is drawn that the request forbids."""
+    one = sampler(model, {"logit_bias": [(100, -math.inf)]}, whole_vocabulary=False)
+    mask = bytearray(model.n_tokens // 8)
+    mask[100 // 8] |= 1 << 100 % 8
+    with pytest.raises(RuntimeError, match="forbidden by the request"):
+        one.draw(rows(model)[0], bytes(mask))

@@ -13,9 +13,10 @@ from llamaserve.engine.port import PromptPiece, RowError, SequenceSpec, StepPlan
 from llamaserve.errors import BadToken, ConfigError, EngineDown, EngineError
 from llamaserve.request import SamplingParams
 from tests.engine_laws import FINAL_LAWS, GREEDY, LAWS, Law, prompt_of, start
+from tests.mask_laws import MASK_LAWS
 from tests.memory_laws import FINAL_MEMORY_LAWS, MEMORY_LAWS
 
-ALL_LAWS = (*LAWS, *FINAL_LAWS, *MEMORY_LAWS, *FINAL_MEMORY_LAWS)
+ALL_LAWS = (*LAWS, *MASK_LAWS, *FINAL_LAWS, *MEMORY_LAWS, *FINAL_MEMORY_LAWS)
 
 
 def whole_history(history: tuple[int, ...]) -> int:

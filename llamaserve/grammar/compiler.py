@@ -1,0 +1,173 @@
+"""Compiles restrictions, keeps those used last, and gives up on what takes too long. Any thread; blocks, so no event
+loop's.
+
+llguidance bounds what it does itself, by ``LIMITS``, and frees the GIL. Compiling still happens on threads of its own,
+few of them, so that whoever waits is answered in ``COMPILE_TIMEOUT_S`` whatever happens.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from llguidance import LLMatcher, LLParserLimits
+
+from llamaserve.constraint import MaskFiller, TokenConstraint
+from llamaserve.engine.port import Vocabulary
+from llamaserve.errors import BadGrammar, EngineDown
+from llamaserve.grammar.filler import ParallelFiller
+from llamaserve.grammar.json_schema import Schema, json_path, place_of_fault, read_schema
+from llamaserve.grammar.lazy import LazyMatcher, Triggers
+from llamaserve.grammar.matcher import GrammarMatcher, reason
+from llamaserve.grammar.sources import grammar_of, schema_grammar
+from llamaserve.grammar.spec import GrammarKind, GrammarSpec
+from llamaserve.grammar.tokens import GrammarTokens, grammar_tokens, mask_bytes
+
+COMPILE_TIMEOUT_S = 1.0
+CACHED_GRAMMARS = 64
+COMPILING_THREADS = 2
+_MASK_CORES = 4
+"""Fewer cores have better things to do than masks side by side."""
+_MOST_MASK_THREADS = 8
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+"""Of one grammar: about 10 ms of a step at most, and 100 MB."""
+
+
+class CompiledGrammar:
+    """A restriction, ready to begin: a Constraint."""
+
+    def __init__(self, spec: GrammarSpec, matcher: LLMatcher, tokens: GrammarTokens, filler: MaskFiller | None) -> None:
+        self._spec = spec
+        self._matcher = matcher
+        self._tokens = tokens
+        self._filler = filler
+        self._triggers = Triggers.of(spec.triggers)
+
+    def begin(self) -> TokenConstraint:
+        """For a new answer; takes microseconds."""
+        if self._spec.triggers or self._spec.after:
+            return LazyMatcher(self._spec, self._triggers, self._tokens, self._begin)
+        return self._begin()
+
+    def _begin(self) -> GrammarMatcher:
+        return GrammarMatcher(self._matcher.deep_copy(), self._tokens, self._filler)
+
+
+class GrammarCompiler:
+    """Restrictions for the texts of one model. Nothing is built before the first is asked for."""
+
+    def __init__(self, vocab: Vocabulary) -> None:
+        self._vocab = vocab
+        self._lock = threading.Lock()
+        self._tokens: GrammarTokens | None = None
+        self._filler: MaskFiller | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_closed = False
+        self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        """A restriction, from the cache if it was asked for lately. The first call for a model reads its vocabulary,
+        which may take seconds.
+
+        Raises BadGrammar, with the place in a schema where it is known; EngineDown after ``close``.
+        """
+        tokens = self._ready()
+        with self._lock:
+            cached = self._cache.get(spec)
+            if cached is not None:
+                self._cache.move_to_end(spec)
+                return cached
+            threads = self._threads
+        if threads is None:
+            raise EngineDown("the engine was shut down")
+        compiled = _in_time(threads, functools.partial(_compile, spec, tokens, self._filler))
+        with self._lock:
+            self._cache[spec] = compiled
+            if len(self._cache) > CACHED_GRAMMARS:
+                self._cache.popitem(last=False)
+        return compiled
+
+    def close(self) -> None:
+        """Compile nothing more. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            threads, self._threads = self._threads, None
+            self._cache.clear()
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ready(self) -> GrammarTokens:
+        """The vocabulary, read by the first who wants it; others wait."""
+        with self._lock:
+            if self._is_closed:
+                raise EngineDown("the engine was shut down")
+            if self._tokens is None:
+                self._tokens = grammar_tokens(self._vocab)
+                self._filler = _filler(self._tokens)
+                self._threads = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="llamaserve-grammar")
+            return self._tokens
+
+
+def _filler(tokens: GrammarTokens) -> MaskFiller | None:
+    n_cores = os.cpu_count() or 1
+    if n_cores < _MASK_CORES:
+        return None
+    return ParallelFiller(min(n_cores // 2, _MOST_MASK_THREADS), mask_bytes(tokens.tokenizer.vocab_size))
+
+
+def _in_time(threads: ThreadPoolExecutor, compiles: Callable[[], CompiledGrammar]) -> CompiledGrammar:
+    future = threads.submit(compiles)
+    try:
+        return future.result(COMPILE_TIMEOUT_S)
+    except FutureTimeoutError:
+        future.cancel()
+        raise BadGrammar(
+            f"the grammar or schema takes more than {COMPILE_TIMEOUT_S:g} s to compile: it must be simpler"
+        ) from None
+
+
+def _compile(spec: GrammarSpec, tokens: GrammarTokens, filler: MaskFiller | None) -> CompiledGrammar:
+    matcher = LLMatcher(tokens.tokenizer, grammar_of(spec, tokens), log_level=0, limits=LIMITS)
+    if matcher.is_error():
+        raise _refusal(spec, reason(matcher), tokens)
+    _feed_prefix(matcher, spec.prefix, tokens)
+    # A grammar without any text, or too large for its first step, is found here and not in the middle of an answer.
+    first = GrammarMatcher(matcher.deep_copy(), tokens)
+    if not any(first.mask()):
+        raise BadGrammar("the grammar allows no token of this model to begin an answer")
+    return CompiledGrammar(spec, matcher, tokens, filler)
+
+
+def _feed_prefix(matcher: LLMatcher, prefix: str, tokens: GrammarTokens) -> None:
+    taker = GrammarMatcher(matcher, tokens)
+    for text, token in tokens.special.split(prefix):
+        if token is None:
+            taker.feed(text.encode())
+        else:
+            taker.accept(token)
+
+
+def _refusal(spec: GrammarSpec, message: str, tokens: GrammarTokens) -> BadGrammar:
+    """What is wrong, and where in a schema."""
+    if spec.kind is not GrammarKind.JSON_SCHEMA:
+        return BadGrammar(message)
+
+    def failure(schema: Schema) -> str | None:
+        matcher = LLMatcher(tokens.tokenizer, schema_grammar(schema), log_level=0, limits=LIMITS)
+        return reason(matcher) if matcher.is_error() else None
+
+    where = json_path(place_of_fault(read_schema(spec.source), message, failure))
+    return BadGrammar(f"{message} (at {where})" if where else message, where or None)

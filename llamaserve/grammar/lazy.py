@@ -1,0 +1,167 @@
+"""A grammar that begins later: behind the end of a reasoning, at a trigger, or both. Scheduler thread only.
+
+What has come is kept as bytes until the grammar begins; for each token only what is new is searched, but for patterns,
+which are searched in the last ``MOST_KEPT`` bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llamaserve.constraint import MaskFiller
+from llamaserve.errors import BadGrammar, shown
+from llamaserve.grammar.matcher import GrammarMatcher
+from llamaserve.grammar.spec import GrammarSpec, Trigger, TriggerKind
+from llamaserve.grammar.tokens import GrammarTokens
+
+MOST_KEPT = 2**14
+"""Bytes of text that a trigger is searched in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Triggers:
+    """The triggers of a grammar, ready to be searched."""
+
+    tokens: frozenset[int]
+    words: tuple[bytes, ...]
+    patterns: tuple[tuple[re.Pattern[bytes], bool], ...]
+    """With whether all the text there is must match."""
+
+    @classmethod
+    def of(cls, triggers: Sequence[Trigger]) -> Triggers:
+        """Raises BadGrammar for a pattern that is none."""
+        texts = [(trigger.kind, trigger.value) for trigger in triggers if isinstance(trigger.value, str)]
+        return cls(
+            tokens=frozenset(trigger.value for trigger in triggers if isinstance(trigger.value, int)),
+            words=tuple(text.encode() for kind, text in texts if kind is TriggerKind.WORD),
+            patterns=tuple(
+                (_compiled(text), kind is TriggerKind.PATTERN_FULL)
+                for kind, text in texts
+                if kind is not TriggerKind.WORD
+            ),
+        )
+
+    def find(self, text: bytes, n_before: int, *, is_cut: bool) -> int | None:
+        """Where what triggers begins in a text of which ``n_before`` bytes were searched before; None = nowhere.
+        ``is_cut``: the text had more before it."""
+        for word in self.words:
+            start = text.find(word, max(0, n_before - len(word) + 1))
+            if start >= 0:
+                return start
+        for pattern, is_full in self.patterns:
+            if is_cut and (is_full or pattern.pattern.startswith(b"^")):
+                continue
+            match = pattern.fullmatch(text) if is_full else pattern.search(text)
+            if match is not None:
+                return next((match.start(i + 1) for i, group in enumerate(match.groups()) if group), match.start())
+        return None
+
+
+def _compiled(pattern: str) -> re.Pattern[bytes]:
+    try:
+        return re.compile(pattern.encode())
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadGrammar(f"the trigger {shown(pattern)} is no regular expression: {error}") from error
+
+
+class LazyMatcher:
+    """One answer under a grammar that begins later: a TokenConstraint."""
+
+    def __init__(
+        self, spec: GrammarSpec, triggers: Triggers, tokens: GrammarTokens, begin: Callable[[], GrammarMatcher]
+    ) -> None:
+        """``begin`` makes the matcher when its time has come."""
+        self._after = spec.after.encode()
+        self._has_triggers = bool(spec.triggers)
+        self._triggers = triggers
+        self._tokens = tokens
+        self._begin = begin
+        self._text = b""
+        self._is_cut = False
+        self._pieces: list[tuple[int, int]] = []
+        """Tokens of the text and where they begin in it; what was cut off has none."""
+        self.running: GrammarMatcher | None = None
+        """The grammar, once it has begun."""
+
+    def mask(self) -> bytes | None:
+        """The grammar's, once it has begun. An answer that waits for the end of a reasoning only must not end."""
+        if self.running is not None:
+            return self.running.mask()
+        return None if self._has_triggers else self._tokens.all_but_ends
+
+    def accept(self, token: int) -> None:
+        """Move on, or watch for the beginning."""
+        if self.running is not None:
+            self.running.accept(token)
+        elif token in self._tokens.ends:
+            if not self._has_triggers:
+                raise BadGrammar(f"the answer ended before {shown(self._after.decode())}")
+        elif not self._after and token in self._triggers.tokens:
+            self._start().accept(token)
+        else:
+            self._watch(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether only the end may come."""
+        return self.running is not None and self.running.is_complete
+
+    @property
+    def filler(self) -> MaskFiller | None:
+        """The grammar's, once it has begun."""
+        return None if self.running is None else self.running.filler
+
+    def _watch(self, token: int) -> None:
+        n_before = len(self._text)
+        self._pieces.append((token, n_before))
+        self._text += self._tokens.piece(token)
+        if self._after:
+            end = self._text.find(self._after, max(0, n_before - len(self._after) + 1))
+            if end >= 0:
+                self._pass(end + len(self._after))
+                return
+        elif (start := self._triggers.find(self._text, n_before, is_cut=self._is_cut)) is not None:
+            self._feed_from(start)
+            return
+        self._shorten()
+
+    def _pass(self, end: int) -> None:
+        """The reasoning is over at this position."""
+        self._after = b""
+        rest = self._text[end:].lstrip()
+        self._text = b""
+        self._pieces = []
+        if not self._has_triggers:
+            self._start().feed(rest)
+        elif rest:
+            self._text = rest
+            if (start := self._triggers.find(rest, 0, is_cut=False)) is not None:
+                self._start().feed(rest[start:])
+
+    def _feed_from(self, start: int) -> None:
+        """Begin, and give the grammar the text from this position on: by its tokens where it has whole ones."""
+        matcher, text, pieces = self._start(), self._text, self._pieces
+        self._text, self._pieces = b"", []
+        ends = [*(begin for _, begin in pieces[1:]), len(text)]
+        if pieces and start < pieces[0][1]:
+            matcher.feed(text[start : pieces[0][1]])
+        for (token, begin), end in zip(pieces, ends, strict=True):
+            if begin < start < end:
+                matcher.feed(text[start:end])
+            elif start <= begin < end:
+                matcher.accept(token)
+
+    def _start(self) -> GrammarMatcher:
+        self.running = self._begin()
+        return self.running
+
+    def _shorten(self) -> None:
+        """Forget what no trigger will be searched in any more."""
+        if len(self._text) < 2 * MOST_KEPT:
+            return
+        n_cut = len(self._text) - MOST_KEPT
+        self._text = self._text[n_cut:]
+        self._is_cut = True
+        self._pieces = [(token, begin - n_cut) for token, begin in self._pieces if begin >= n_cut]
