@@ -64,11 +64,10 @@ void register_chat_template(py::module_ & m) {
         .def_property_readonly("generation_prompt",
                                [](const RenderedChat & self) { return to_text(self.generation_prompt); })
         .def_property_readonly("preserved", [](const RenderedChat & self) { return to_texts(self.preserved); })
-        .def_property_readonly("grammar", [](const RenderedChat & self) { return to_text(self.grammar); })
         .def_property_readonly("triggers",
                                [](const RenderedChat & self) {
                                    py::list triggers;
-                                   for (const GrammarTrigger & trigger : self.triggers) {
+                                   for (const CallTrigger & trigger : self.triggers) {
                                        triggers.append(py::make_tuple(trigger.is_pattern, to_text(trigger.value)));
                                    }
                                    return triggers;

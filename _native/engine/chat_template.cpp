@@ -2,7 +2,6 @@
 
 #include "chat-peg-parser.h"
 #include "error.h"
-#include "json-schema-to-grammar.h"
 #include "large_stack.h"
 #include "nesting.h"
 
@@ -213,9 +212,6 @@ RenderedChat ChatTemplate::render_here(const Conversation & conversation) const 
     rendered.preserved         = params.preserved_tokens;
     rendered.reasoning_start   = trimmed(params.thinking_start_tag);
     rendered.reasoning_end     = params.thinking_end_tags.empty() ? "" : trimmed(params.thinking_end_tags.front());
-    if (!inputs.tools.empty()) {
-        rendered.grammar = params.grammar;
-    }
     if (params.grammar_lazy) {
         for (const auto & trigger : params.grammar_triggers) {
             rendered.triggers.push_back({trigger.type != COMMON_GRAMMAR_TRIGGER_TYPE_WORD, trigger.value});
@@ -239,8 +235,7 @@ common_chat_params ChatTemplate::apply(const common_chat_templates_inputs & inpu
     }
     common_chat_params params = common_chat_templates_apply(templates_.get(), text_inputs);
     const auto &       analysis = *variant.analysis;
-    const common_peg_arena parser = analysis.build_parser(parser_inputs(inputs), params.generation_prompt);
-    params.parser                 = parser.save();
+    params.parser = analysis.build_parser(parser_inputs(inputs), params.generation_prompt).save();
     if (inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE && !inputs.messages.empty()) {
         params.generation_prompt = begun_answer(inputs.messages.back(), params.generation_prompt, analysis.reasoning);
         params.prompt += params.generation_prompt;
@@ -249,10 +244,6 @@ common_chat_params ChatTemplate::apply(const common_chat_templates_inputs & inpu
     params.additional_stops = analysis.additional_stops;
     params.grammar_lazy     = inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_AUTO;
     params.grammar_triggers = call_triggers(analysis.tools.format);
-    if (!inputs.tools.empty() && !(params.grammar_lazy && params.grammar_triggers.empty())) {
-        params.grammar = build_grammar(
-            [&](const common_grammar_builder & builder) { parser.build_grammar(builder, params.grammar_lazy); });
-    }
     if (analysis.reasoning.mode != autoparser::reasoning_mode::NONE) {
         params.thinking_start_tag = analysis.reasoning.start;
         params.thinking_end_tags  = {analysis.reasoning.end};

@@ -37,7 +37,7 @@ struct Conversation {
     std::map<std::string, std::string> variables;  // of the template, by name; JSON texts
 };
 
-struct GrammarTrigger {
+struct CallTrigger {
     bool        is_pattern;  // a regular expression, else a word
     std::string value;
 };
@@ -47,8 +47,7 @@ struct RenderedChat {
     std::vector<std::string>    stops;              // strings that end an answer, besides the model's own tokens
     std::string                 generation_prompt;  // what of the answer stands at the end of the prompt
     std::vector<std::string>    preserved;          // texts of tokens that mark parts of the answer
-    std::string                 grammar;            // of the tool calls, as GBNF; empty where nothing restricts them
-    std::vector<GrammarTrigger> triggers;           // after which it holds; none = from the beginning, which is the prompt's
+    std::vector<CallTrigger>    triggers;           // what a tool call begins with, where one may come or not
     std::string                 reasoning_start;    // texts around the reasoning; empty where the template has none
     std::string                 reasoning_end;
     // How the answer is read; empty where all of it is content.

@@ -24,7 +24,7 @@ def content_mark(parser: str, generation_prompt: str) -> str:
             if nodes[before]["type"] == "literal" and _is_content(nodes, child):
                 text = str(nodes[before]["literal"])
                 mark = "" if text in generation_prompt else text
-    return mark.strip()
+    return mark
 
 
 def _is_content(nodes: Sequence[Node], index: int) -> bool:

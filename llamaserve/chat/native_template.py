@@ -8,13 +8,12 @@ import msgspec
 
 from llamaserve import _engine
 from llamaserve.chat.answer_parser import AnswerParser
-from llamaserve.chat.call_grammar import with_repeating_rules, without_content
 from llamaserve.chat.content_mark import content_mark
 from llamaserve.chat.message import ContentParser
 from llamaserve.chat.own_tools import with_described_tools, with_written_calls
 from llamaserve.chat.template import (
     PLAIN_CHAT,
-    CallGrammar,
+    CallForm,
     CallTrigger,
     ChatOptions,
     Messages,
@@ -57,7 +56,7 @@ class NativeChatTemplate:
             stops=rendered.stops,
             generation_prompt=rendered.generation_prompt,
             marks=rendered.preserved,
-            call_grammar=_call_grammar(rendered, must_call=options.must_call),
+            call_form=_call_form(rendered, options),
             reasoning_start=rendered.reasoning_start,
             reasoning_end=rendered.reasoning_end,
             content_mark=content_mark(syntax.parser, rendered.generation_prompt)
@@ -67,13 +66,11 @@ class NativeChatTemplate:
         )
 
 
-def _call_grammar(rendered: _engine.RenderedChat, *, must_call: bool) -> CallGrammar | None:
-    if not rendered.grammar or rendered.syntax is None:
+def _call_form(rendered: _engine.RenderedChat, options: ChatOptions) -> CallForm | None:
+    if not options.tools or rendered.syntax is None:
         return None
-    source = with_repeating_rules(rendered.grammar)
-    if must_call:
-        return CallGrammar(without_content(source, rendered.syntax.parser))
-    return CallGrammar(source, tuple(CallTrigger(value, is_pattern) for is_pattern, value in rendered.triggers))
+    triggers = tuple(CallTrigger(value, is_pattern) for is_pattern, value in rendered.triggers)
+    return CallForm(rendered.syntax.parser, triggers)
 
 
 def _json(name: str, value: object) -> bytes:

@@ -32,12 +32,18 @@ _RESULT = "<tool_response>\n{content}\n</tool_response>"
 def with_described_tools(messages: Messages, tools: Sequence[Mapping[str, object]], *, has_form: bool) -> Messages:
     """The messages with a system text about the tools, at the end of the first system message if they begin with one.
     ``has_form``: it says how to call them too."""
-    shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
+    shown = "\n".join(json.dumps(_shown(tool), ensure_ascii=False) for tool in tools)
     text = _DESCRIPTION.format(tools=shown) + (_FORM if has_form else "")
     if messages and messages[0].get("role") == "system":
         first = {**messages[0], "content": f"{messages[0].get('content') or ''}\n\n{text}".lstrip()}
         return [first, *messages[1:]]
     return [{"role": "system", "content": text}, *messages]
+
+
+def _shown(tool: Mapping[str, object]) -> object:
+    function = tool.get("function")
+    known = ("name", "description", "parameters")
+    return {key: function[key] for key in known if key in function} if isinstance(function, Mapping) else tool
 
 
 def with_written_calls(messages: Messages) -> Messages:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from llamaserve.chat.boundaries import message_boundaries
+from llamaserve.chat.call_grammar import call_grammar
 from llamaserve.chat.message import ContentParser, MessageParser
 from llamaserve.chat.reasoning_budget import ReasoningMarks
-from llamaserve.chat.template import PLAIN_CHAT, CallGrammar, ChatOptions, ChatTemplate, Messages, RenderedChat
+from llamaserve.chat.template import PLAIN_CHAT, CallForm, ChatOptions, ChatTemplate, Messages, RenderedChat
 from llamaserve.engine.port import Vocabulary
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec, Trigger, TriggerKind
 
@@ -60,7 +62,7 @@ def prepare_chat(
         tokens=tokens,
         stops=rendered.stops,
         boundaries=message_boundaries(template, messages, vocab, tokens, options) if wants_boundaries else (),
-        calls=_restriction(rendered, options),
+        calls=_restriction(rendered, options, vocab),
         has_tools=bool(options.tools),
         must_call=options.must_call,
         make_parser=rendered.make_parser,
@@ -70,32 +72,48 @@ def prepare_chat(
     )
 
 
-def _restriction(rendered: RenderedChat, options: ChatOptions) -> GrammarSpec | None:
-    grammar = rendered.call_grammar
-    if grammar is None:
+def _restriction(rendered: RenderedChat, options: ChatOptions, vocab: Vocabulary) -> GrammarSpec | None:
+    form = rendered.call_form
+    if form is None or not (options.must_call or form.triggers):
         return None
+    source = call_grammar(form.parser, options.tools, partial(spelled, vocab=vocab), must_call=options.must_call)
     if options.must_call:
-        return GrammarSpec(GrammarKind.GBNF, grammar.source, prefix=rendered.generation_prompt)
+        return GrammarSpec(GrammarKind.LARK, source, prefix=rendered.generation_prompt)
     # A reasoning may speak of calls.
     after = rendered.reasoning_end if rendered.begins_with_reasoning else ""
-    return GrammarSpec(GrammarKind.GBNF, grammar.source, _triggers(grammar), after=after)
+    return GrammarSpec(GrammarKind.LARK, source, _triggers(form), after=after)
 
 
-def _triggers(grammar: CallGrammar) -> tuple[Trigger, ...]:
+def _triggers(form: CallForm) -> tuple[Trigger, ...]:
     return tuple(
         Trigger(TriggerKind.PATTERN if trigger.is_pattern else TriggerKind.WORD, trigger.value)
-        for trigger in grammar.triggers
+        for trigger in form.triggers
     )
+
+
+def spelled(text: str, vocab: Vocabulary) -> Sequence[str | int]:
+    """A text as control tokens of the vocabulary, but for those that end an answer, and the texts between them."""
+    parts: list[str | int] = []
+    rest = text
+    for token, written in _control_tokens(text, vocab):
+        before, found, behind = rest.partition(written)
+        if found:
+            parts += [before, token] if before else [token]
+            rest = behind
+    return [*parts, rest] if rest else parts
+
+
+def _control_tokens(text: str, vocab: Vocabulary) -> Iterator[tuple[int, str]]:
+    for token in vocab.tokenize(text, add_special=False, parse_special=True):
+        if not vocab.detokenize([token], special=False) and not vocab.is_eog(token):
+            written = vocab.detokenize([token], special=True).decode(errors="replace")
+            if written:
+                yield token, written
 
 
 def _visible_tokens(marks: Iterable[str], vocab: Vocabulary) -> Mapping[int, bytes]:
     """The control tokens among the marks. Those that end an answer never come in its text."""
-    visible = {}
-    for mark in marks:
-        for token in vocab.tokenize(mark, add_special=False, parse_special=True):
-            if not vocab.detokenize([token], special=False) and not vocab.is_eog(token):
-                visible[token] = vocab.detokenize([token], special=True)
-    return visible
+    return {token: written.encode() for mark in marks for token, written in _control_tokens(mark, vocab)}
 
 
 def _reasoning(rendered: RenderedChat) -> ReasoningMarks | None:

@@ -53,7 +53,7 @@ PLAIN_CHAT = ChatOptions()
 
 @dataclass(frozen=True, slots=True)
 class CallTrigger:
-    """A text after which the grammar of calls holds."""
+    """A text that a call begins with."""
 
     value: str
     is_pattern: bool = False
@@ -61,13 +61,13 @@ class CallTrigger:
 
 
 @dataclass(frozen=True, slots=True)
-class CallGrammar:
+class CallForm:
     """What tool calls look like."""
 
-    source: str
-    """In llama.cpp's grammar format."""
+    parser: str
+    """llama.cpp's parser of an answer, as JSON."""
     triggers: tuple[CallTrigger, ...] = ()
-    """None: the whole answer is like that, with what the prompt has of it already."""
+    """What a call begins with that may come or not; none where that is nothing of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class RenderedChat:
     """What of the answer stands at the end of the prompt: the mark of its role, the begun reasoning."""
     marks: tuple[str, ...] = ()
     """Texts that mark parts of an answer. Control tokens among them have to be in its text."""
-    call_grammar: CallGrammar | None = None
+    call_form: CallForm | None = None
+    """Of an answer that may call tools."""
     reasoning_start: str = ""
     reasoning_end: str = ""
     """Texts around the reasoning; empty where the template knows none."""

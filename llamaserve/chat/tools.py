@@ -93,10 +93,8 @@ def _read_tool(tool: object, path: str) -> Tool:
         )
     parameters = function.get("parameters")
     shape = {} if parameters is None else _parameters(parameters, f"{path}.function.parameters")
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description or "", "parameters": shape},
-    }
+    read: dict[str, object] = {"name": name, "description": description or "", "parameters": shape}
+    return {"type": "function", "function": {**read, "strict": True} if strict else read}
 
 
 def _parameters(parameters: object, path: str) -> Mapping[str, object]:

@@ -21,7 +21,7 @@ def test_a_tool_is_read_with_all_a_template_may_ask_for() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     use = read_tool_use([tool("a", parameters=schema, strict=True), {"function": {"name": "b-2.c:d"}}], None)
     assert use.tools == (
-        {"type": "function", "function": {"name": "a", "description": "", "parameters": schema}},
+        {"type": "function", "function": {"name": "a", "description": "", "parameters": schema, "strict": True}},
         {"type": "function", "function": {"name": "b-2.c:d", "description": "", "parameters": {}}},
     )
     assert read_tool_use([tool(parameters={"properties": {}})], None).tools[0]["function"] == {
