@@ -101,8 +101,7 @@ void register_chat_template(py::module_ & m) {
             "Messages, tools and the template's variables are JSON. Raises BadTemplate.")
         .def_property_readonly("tool_support",
                                [](const ChatTemplate & self) { return to_word(self.tool_support()); })
-        .def_property_readonly("calls_in_parallel", &ChatTemplate::calls_in_parallel)
-        .def_property_readonly("has_reasoning", &ChatTemplate::has_reasoning);
+        .def_property_readonly("calls_in_parallel", &ChatTemplate::calls_in_parallel);
 }
 
 }  // namespace llamaserve

@@ -145,9 +145,6 @@ ChatTemplate::ChatTemplate(std::shared_ptr<Model> model, const std::string & sou
                 with_tools_ = std::make_unique<Variant>(analyse(tool_source));
             }
         });
-        Conversation probe;
-        probe.messages = one_message().dump();
-        has_reasoning_ = plain_.is_analysed && !render(probe).reasoning_end.empty();
     } catch (const EngineError &) {
         throw;  // no thread for it
     } catch (const TemplateError &) {
@@ -166,11 +163,9 @@ ChatTemplate::Variant ChatTemplate::analyse(const std::string & source) {
         if (is_known_by_name(*variant.parsed)) {
             variant.support           = ToolSupport::native;
             variant.calls_in_parallel = variant.parsed->original_caps().supports_parallel_tool_calls;
-            variant.is_analysed       = true;
             return variant;
         }
         analysis->analyze_template(*variant.parsed);
-        variant.is_analysed = true;
     } catch (const std::exception &) {
         // It refuses the conversations it is tried with. All of its answers is content then.
         *analysis                   = {};

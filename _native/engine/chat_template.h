@@ -65,7 +65,6 @@ public:
 
     ToolSupport tool_support() const { return tool_variant().support; }
     bool        calls_in_parallel() const { return tool_variant().calls_in_parallel; }
-    bool        has_reasoning() const { return has_reasoning_; }
 
 private:
     // The template that is used with tools, and the one without, may differ.
@@ -74,7 +73,6 @@ private:
         std::shared_ptr<const autoparser::autoparser> analysis;  // none where llama.cpp knows the template by name
         ToolSupport support           = ToolSupport::none;
         bool        calls_in_parallel = false;
-        bool        is_analysed       = false;  // whether the analysis came to an end
     };
 
     static Variant analyse(const std::string & source);
@@ -87,7 +85,6 @@ private:
     common_chat_templates_ptr templates_;
     Variant                   plain_;
     std::unique_ptr<Variant>  with_tools_;
-    bool                      has_reasoning_ = false;
 };
 
 }  // namespace llamaserve

@@ -29,7 +29,6 @@ class NativeChatTemplate:
     def __init__(self, template: _engine.ChatTemplate) -> None:
         self._template = template
         self.tool_support = ToolSupport(template.tool_support)
-        self.has_reasoning = template.has_reasoning
 
     def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
         """Render a conversation. Raises BadTemplate."""
