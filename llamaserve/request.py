@@ -143,6 +143,9 @@ class GenerationRequest:
     """What its tokens may be; None = any."""
     visible_tokens: Mapping[int, bytes] = field(default_factory=dict)
     """Control tokens that its text shows, with how they are written; no other is seen."""
+    prompt_group: str = ""
+    """A secret name: requests that have the same share what is computed of their prompt among themselves although
+    ``cache_prompt`` is off. Nothing of it is left when the last of them ends. "" is none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
@@ -177,6 +180,7 @@ class GenerationRequest:
         if not isinstance(self.priority, Lane):
             raise BadRequest(f"priority is {shown(self.priority)}: it must be a Lane", "priority")
         _check_name("owner", self.owner, 0)
+        _check_name("prompt_group", self.prompt_group, 0)
 
 
 def _check_name(name: str, value: object, shortest: int) -> None:

@@ -10,8 +10,7 @@ import asyncio
 import queue
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,6 +153,7 @@ class Service:
         self._template = template
         self._delivery = _Delivery()
         self._cache = cache or CacheConfig()
+        self._max_queue = config.max_queue
         self._wants_boundaries = not engine.can_share
         prefixes = make_prefix_memory(engine, self._cache, model_path)
         self._thread = SchedulerThread(engine, config, self._delivery.deliver, prefixes, clock=clock)
@@ -185,6 +185,11 @@ class Service:
     def failure(self) -> EngineDown | None:
         """Why nothing is served any more; None while requests are taken."""
         return self._thread.failure
+
+    @property
+    def most_at_once(self) -> int | None:
+        """Requests that can be taken together, at best; None for any number."""
+        return self._info.n_slots + self._max_queue if self._max_queue else None
 
     def stats(self) -> SchedulerStats:
         """Numbers as they are now."""
@@ -228,7 +233,7 @@ class Service:
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
         listener = _TaskListener(loop, events.put_nowait)
-        self._begin(request, listener, timeout_s)
+        self._begin([request], {request.request_id: listener}, timeout_s)
         timer = None
         if deadline is not None:
             timer = loop.call_later(deadline.timeout_s, self._expire, request.request_id, listener, deadline)
@@ -241,15 +246,26 @@ class Service:
             self._leave(request.request_id, listener)
         yield event  # the consumer may keep the iterator, or an exception that holds it: the request is over
 
-    def listen(self, request: GenerationRequest, take: Callable[[Event], None]) -> Callable[[], None]:
-        """As ``stream``, without an iterator: each event goes to ``take`` on the running event loop, which must not
-        raise. The result is to be called when the consumer is done, early or not; events under way may still come.
+    def listen(
+        self, requests: Sequence[GenerationRequest], takes: Sequence[Callable[[Event], None]]
+    ) -> Callable[[], None]:
+        """As ``stream``, for requests that are taken together, all or none, and without an iterator: the events of each
+        go to its function on the running event loop, which must not raise. The result is to be called when the
+        consumer is done, early or not; events under way may still come.
 
         Raises what ``stream`` raises.
         """
-        listener = _TaskListener(asyncio.get_running_loop(), take)
-        self._begin(request, listener)
-        return partial(self._leave, request.request_id, listener)
+        loop = asyncio.get_running_loop()
+        listeners = {
+            request.request_id: _TaskListener(loop, take) for request, take in zip(requests, takes, strict=True)
+        }
+        self._begin(requests, listeners)
+
+        def leave() -> None:
+            for request_id, listener in listeners.items():
+                self._leave(request_id, listener)
+
+        return leave
 
     def stream_blocking(
         self, request: GenerationRequest, *, timeout_s: float | None = None
@@ -257,7 +273,7 @@ class Service:
         """As ``stream``, for a plain thread; waiting blocks it."""
         deadline = None if timeout_s is None else _Deadline(timeout_s, self._clock)
         listener = _ThreadListener()
-        self._begin(request, listener, timeout_s)
+        self._begin([request], {request.request_id: listener}, timeout_s)
         try:
             while not isinstance(event := self._next(listener, deadline, request.request_id), Finished | Failed):
                 yield event
@@ -286,13 +302,23 @@ class Service:
         self._finalizer.detach()
         self._thread.close()
 
-    def _begin(self, request: GenerationRequest, listener: _Listener, timeout_s: float | None = None) -> None:
-        # Listening starts before the request does, so that no event is missed.
-        self._delivery.add(request.request_id, listener)
+    def _begin(
+        self,
+        requests: Sequence[GenerationRequest],
+        listeners: Mapping[str, _Listener],
+        timeout_s: float | None = None,
+    ) -> None:
+        """``listeners``: by request id."""
+        added: list[str] = []
         try:
-            self._thread.submit(request, timeout_s)
+            # Listening starts before the requests do, so that no event is missed.
+            for request_id, listener in listeners.items():
+                self._delivery.add(request_id, listener)
+                added.append(request_id)
+            self._thread.submit(*requests, timeout_s=timeout_s)
         except BaseException:
-            self._delivery.remove(request.request_id)
+            for request_id in added:
+                self._delivery.remove(request_id)
             raise
 
     def _expire(self, request_id: str, listener: _TaskListener, deadline: _Deadline) -> None:

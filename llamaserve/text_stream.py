@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llamaserve.completion import Usage
-from llamaserve.request import Event, Failed, Finished, FinishReason, Progress, TextDelta, Timings
+from llamaserve.request import Event, Failed, Finished, FinishReason, Progress, PromptLogprobs, TextDelta, Timings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +33,7 @@ class _StreamEnd:
         """Seconds; None before the end."""
         return None if self._finished is None else self._finished.timings
 
-    def _text_of(self, event: TextDelta | Progress | Finished) -> str:
+    def _text_of(self, event: TextDelta | PromptLogprobs | Progress | Finished) -> str:
         """The text of an event, which may be empty."""
         if isinstance(event, Finished):
             self._finished = event

@@ -45,6 +45,11 @@ py::dict metadata(const Model & model) {
     return pairs;
 }
 
+py::object fim_tokens(const Model & model) {
+    const auto tokens = model.fim_tokens();
+    return tokens ? py::object(py::make_tuple((*tokens)[0], (*tokens)[1], (*tokens)[2])) : py::none();
+}
+
 py::object chat_template(const Model & model) {
     const auto text = model.chat_template();
     return text ? py::object(to_text(*text)) : py::none();
@@ -82,6 +87,8 @@ void register_model(py::module_ & m) {
         .def_property_readonly("n_embd", [](const Model & model) { return llama_model_n_embd(model.get()); })
         .def_property_readonly("n_layers", [](const Model & model) { return llama_model_n_layer(model.get()); })
         .def_property_readonly("n_tokens", &Model::n_vocab, "Size of the vocabulary.")
+        .def_property_readonly("fim_tokens", &fim_tokens,
+                               "Prefix, suffix and middle token for filling in the middle; None without them.")
         .def(
             "tokenize",
             [](const Model & model, const std::string & text, bool add_special, bool parse_special) {

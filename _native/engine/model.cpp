@@ -189,6 +189,16 @@ bool Model::is_eog(int64_t token) const {
     return llama_vocab_is_eog(vocab(), (llama_token) token);
 }
 
+std::optional<std::array<llama_token, 3>> Model::fim_tokens() const {
+    const std::array tokens{llama_vocab_fim_pre(vocab()), llama_vocab_fim_suf(vocab()), llama_vocab_fim_mid(vocab())};
+    for (const llama_token token : tokens) {
+        if (token == LLAMA_TOKEN_NULL) {
+            return std::nullopt;
+        }
+    }
+    return tokens;
+}
+
 void Model::append_piece(int64_t token, bool special, std::string & bytes) const {
     check_token(token);
     char          buffer[64];

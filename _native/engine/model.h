@@ -1,6 +1,7 @@
 // A model file in memory, and what it says about itself. Immutable after load; any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -48,6 +49,8 @@ public:
     bool    is_eog(int64_t token) const;
     // Every token that ends a generation.
     const std::vector<llama_token> & eog_tokens() const { return eog_tokens_; }
+    // Prefix, suffix and middle token of a model that can fill in the middle; nothing if it has not all of them.
+    std::optional<std::array<llama_token, 3>> fim_tokens() const;
     // Appends the bytes of the token to `bytes`.
     void append_piece(int64_t token, bool special, std::string & bytes) const;
 

@@ -1,45 +1,43 @@
 """What is on its way to one client of a stream. Event loop only.
 
 Each piece of text is an event of its own, a few hundred bytes for a few letters, as long as the client keeps up. For
-one that does not, what comes beyond ``EVENT_BYTES`` is kept as bare text and becomes one event: however slowly a client
-reads, no more waits for it than that many bytes and the text of its own answer.
+one that does not, what comes beyond ``EVENT_BYTES`` is kept as bare text and becomes one event a choice: however slowly
+a client reads, no more waits for it than that many bytes and the text of its own answer.
 """
 
 from __future__ import annotations
 
 import io
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from llamaserve.request import TextDelta
+from llamaserve.request import TextDelta, TokenLogprob
 
 EVENT_BYTES = 64 * 1024
 
 
 class Outbox:
-    """Events and text in their order; ``encode_text`` makes an event, or none, of text."""
+    """Events and text in their order; ``encode_texts`` has a function for each choice that makes events of text."""
 
-    __slots__ = ("_encode_text", "_events", "_letters", "_n_bytes", "_tokens")
+    __slots__ = ("_encode_texts", "_events", "_held", "_n_bytes")
 
-    def __init__(self, encode_text: Callable[[TextDelta], bytes]) -> None:
-        self._encode_text = encode_text
+    def __init__(self, encode_texts: Sequence[Callable[[TextDelta], bytes]]) -> None:
+        self._encode_texts = encode_texts
         self._events: list[bytes] = []
         self._n_bytes = 0
-        self._letters = io.StringIO()
-        self._tokens = array("i")
+        self._held: dict[int, _HeldText] = {}
 
-    def add_text(self, delta: TextDelta) -> None:
+    def add_text(self, choice: int, delta: TextDelta) -> None:
         """Append text. Raises what the encoder raises."""
         if self._n_bytes < EVENT_BYTES:
-            self._append(self._encode_text(delta))
+            self._append(self._encode_texts[choice](delta))
         else:
-            self._letters.write(delta.text)
-            self._tokens.extend(delta.tokens)
+            self._held.setdefault(choice, _HeldText()).add(delta)
 
-    def add_event(self, event: bytes) -> None:
-        """Append an event. Raises what the encoder raises."""
+    def add_event(self, encode: Callable[[], bytes]) -> None:
+        """Append an event, which is encoded behind all text before it. Raises what the encoders raise."""
         self._encode_held_text()
-        self._append(event)
+        self._append(encode())
 
     def take(self) -> bytes:
         """Everything, which is then gone. Raises what the encoder raises."""
@@ -49,13 +47,31 @@ class Outbox:
         self._n_bytes = 0
         return everything
 
+    def _encode_held_text(self) -> None:
+        held, self._held = self._held, {}
+        for choice, text in held.items():
+            self._append(self._encode_texts[choice](text.delta))
+
     def _append(self, event: bytes) -> None:
         self._events.append(event)
         self._n_bytes += len(event)
 
-    def _encode_held_text(self) -> None:
-        if self._tokens or self._letters.tell():
-            held = TextDelta(self._letters.getvalue(), tuple(self._tokens))
-            self._letters = io.StringIO()
-            self._tokens = array("i")
-            self._append(self._encode_text(held))
+
+class _HeldText:
+    """Text of a choice that is no event yet."""
+
+    __slots__ = ("_letters", "_logprobs", "_tokens")
+
+    def __init__(self) -> None:
+        self._letters = io.StringIO()
+        self._tokens = array("i")
+        self._logprobs: list[TokenLogprob] = []
+
+    def add(self, delta: TextDelta) -> None:
+        self._letters.write(delta.text)
+        self._tokens.extend(delta.tokens)
+        self._logprobs += delta.logprobs
+
+    @property
+    def delta(self) -> TextDelta:
+        return TextDelta(self._letters.getvalue(), tuple(self._tokens), tuple(self._logprobs))

@@ -1,7 +1,7 @@
-"""Server-sent events: the framing, and the response that streams one request's events. Event loop only.
+"""Server-sent events: the framing, and the response that streams the events of requests. Event loop only.
 
 Events are encoded where the service hands them over, and one task sends what has gathered: a token wakes one task
-once. The status line goes out as soon as the request is taken, long before it has a slot, and comments follow while
+once. The status line goes out as soon as the requests are taken, long before they have slots, and comments follow while
 there is nothing else to say, so that no proxy takes the connection for dead. What fails after that is an event.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from starlette.responses import Response
@@ -19,7 +20,7 @@ from llamaserve.api.disconnect import cancel_and_wait, wait_for_disconnect
 from llamaserve.api.outbox import Outbox
 from llamaserve.api.silence import SilenceTimer
 from llamaserve.errors import DeadlineExceeded, LlamaServeError
-from llamaserve.request import Event, Failed, Finished, Progress, TextDelta
+from llamaserve.request import Event, Finished, Progress, PromptLogprobs, TextDelta
 
 logger = logging.getLogger("llamaserve.api")
 
@@ -32,25 +33,40 @@ def sse_event(payload: bytes) -> bytes:
     return b"data: " + payload + b"\n\n"
 
 
-class EventEncoder(Protocol):
-    """How an API writes a request's events."""
+class ChoiceEncoder(Protocol):
+    """How an API writes the events of one request, which is a choice of the answer."""
 
     def encode_text(self, delta: TextDelta) -> bytes:
         """Zero or more server-sent events."""
 
     def encode_progress(self, progress: Progress, time_ms: float) -> bytes:
-        """One event for how far the prompt is, so many milliseconds after it was begun."""
+        """Zero or more events for how far the prompt is, so many milliseconds after it was begun."""
+
+    def note_prompt(self, prompt: PromptLogprobs) -> None:
+        """How likely the prompt was; before its first text."""
 
     def encode_end(self, finished: Finished) -> bytes:
-        """The events that end a stream well."""
+        """The events that end the choice well."""
+
+
+class StreamEncoder(Protocol):
+    """How an API writes a stream."""
+
+    @property
+    def choices(self) -> Sequence[ChoiceEncoder]:
+        """One for each request."""
+
+    def encode_tail(self, finished: Sequence[Finished]) -> bytes:
+        """The events that end the stream when all its choices have ended well."""
 
     def encode_error(self, error: Exception) -> bytes:
         """The event that ends a stream that failed."""
 
 
-Listen = Callable[[Callable[[Event], None]], Callable[[], None]]
-"""Begins a request whose events go to a function; the result ends it, and may be called twice. ``Service.listen`` of
-one request."""
+Take = Callable[[Event], None]
+Listen = Callable[[Sequence[Take]], Callable[[], None]]
+"""Begins requests, all or none, whose events go to a function each; the result ends them, and may be called twice.
+``Service.listen`` of requests."""
 
 
 def ignore_failure(error: Exception) -> None:
@@ -58,11 +74,12 @@ def ignore_failure(error: Exception) -> None:
 
 
 class EventStreamResponse(Response):
-    """Streams a request's events; ends the request when the client leaves (S51, S52, S54) or its time is over (K7).
+    """Streams the events of requests; ends them when the client leaves (S51, S52, S54), when their time is over (K7)
+    and when one of them fails.
 
     ``timeout_s`` counts from the call to the last event, whether the client reads or not. After ``ping_interval_s``
     seconds in which nothing was sent follows a comment; 0 is never. ``on_failure`` learns of the error a stream ended
-    with.
+    with, the log of one that is not ours, under ``name``.
 
     Raises what ``listen`` raises; nothing was sent then.
     """
@@ -72,8 +89,9 @@ class EventStreamResponse(Response):
     def __init__(
         self,
         listen: Listen,
-        encoder: EventEncoder,
+        encoder: StreamEncoder,
         *,
+        name: str = "",
         ping_interval_s: float = 0.0,
         timeout_s: float | None = None,
         on_failure: Callable[[Exception], None] = ignore_failure,
@@ -84,22 +102,27 @@ class EventStreamResponse(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._listen = listen
         self._encoder = encoder
+        self._name = name
         self._ping_interval_s = ping_interval_s
         self._timeout_s = timeout_s
         self._on_failure = on_failure
-        self._outbox = Outbox(encoder.encode_text)
+        choices = encoder.choices
+        self._choices = choices
+        self._outbox = Outbox([choice.encode_text for choice in choices])
         self._wake = asyncio.Event()
         self._is_ping_due = False
-        self._progress: tuple[Progress, float] | None = None
-        """The latest that nobody has read, and its milliseconds."""
-        self._prompt_begun_at: float | None = None
+        self._progress: dict[int, tuple[Progress, float]] = {}
+        """The latest of each choice that nobody has read, and its milliseconds."""
+        self._prompt_begun_at: dict[int, float] = {}
+        self._finished: dict[int, Finished] = {}
         self._is_over = False
         self._failure: Exception | None = None
+        self._leave: Callable[[], None] = _nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        leave = self._listen(self._take)
-        deadline = self._start_deadline(leave)
+        self._leave = self._listen([partial(self._take, choice) for choice in range(len(self._choices))])
+        deadline = self._start_deadline()
         silence = SilenceTimer(self._ping_interval_s, self._ping)
         gone = asyncio.ensure_future(wait_for_disconnect(receive))
         gone.add_done_callback(lambda _: self._wake.set())
@@ -111,17 +134,18 @@ class EventStreamResponse(Response):
             silence.close()
             if deadline is not None:
                 deadline.cancel()
-            leave()
+            self._leave()
             await cancel_and_wait(gone)
 
-    def _start_deadline(self, leave: Callable[[], None]) -> asyncio.TimerHandle | None:
+    def _start_deadline(self) -> asyncio.TimerHandle | None:
         timeout_s = self._timeout_s
         if timeout_s is None:
             return None
 
         def expire() -> None:
-            self._take(Failed(DeadlineExceeded(timeout_s)))
-            leave()  # now: the writer may be waiting for a client that does not read
+            if not self._is_over:
+                self._fail(DeadlineExceeded(timeout_s))
+                self._wake.set()
 
         return asyncio.get_running_loop().call_later(timeout_s, expire)
 
@@ -129,42 +153,52 @@ class EventStreamResponse(Response):
         self._is_ping_due = True
         self._wake.set()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, choice: int, event: Event) -> None:
         if self._is_over:
             return
         try:
-            if isinstance(event, Progress):
-                self._take_progress(event)
-            elif isinstance(event, TextDelta):
-                self._add_progress()
-                self._outbox.add_text(event)
+            if isinstance(event, TextDelta):
+                if self._progress:
+                    self._add_progress(choice)
+                self._outbox.add_text(choice, event)
+            elif isinstance(event, Progress):
+                self._take_progress(choice, event)
+            elif isinstance(event, PromptLogprobs):
+                self._choices[choice].note_prompt(event)
             elif isinstance(event, Finished):
-                self._add_progress()
-                self._outbox.add_event(self._encoder.encode_end(event))
-                self._is_over = True
+                self._take_end(choice, event)
             else:
                 self._fail(event.error)
         except Exception as error:  # noqa: BLE001 - the writer decides what becomes of it
             self._fail(error)
         self._wake.set()
 
-    def _take_progress(self, progress: Progress) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._prompt_begun_at is None:
-            self._prompt_begun_at = now
-        # Encoded when it is sent: only the latest matters to a client that has not read the one before.
-        self._progress = (progress, 1000 * (now - self._prompt_begun_at))
+    def _take_end(self, choice: int, finished: Finished) -> None:
+        self._add_progress(choice)
+        self._outbox.add_event(partial(self._choices[choice].encode_end, finished))
+        self._finished[choice] = finished
+        if len(self._finished) == len(self._choices):
+            in_order = [self._finished[choice] for choice in range(len(self._choices))]
+            self._outbox.add_event(partial(self._encoder.encode_tail, in_order))
+            self._is_over = True
 
-    def _add_progress(self) -> None:
-        if self._progress is not None:
-            (progress, time_ms), self._progress = self._progress, None
-            self._outbox.add_event(self._encoder.encode_progress(progress, time_ms))
+    def _take_progress(self, choice: int, progress: Progress) -> None:
+        now = asyncio.get_running_loop().time()
+        begun_at = self._prompt_begun_at.setdefault(choice, now)
+        # Encoded when it is sent: only the latest matters to a client that has not read the one before.
+        self._progress[choice] = (progress, 1000 * (now - begun_at))
+
+    def _add_progress(self, choice: int) -> None:
+        latest = self._progress.pop(choice, None)
+        if latest is not None:
+            self._outbox.add_event(partial(self._choices[choice].encode_progress, *latest))
 
     def _fail(self, error: Exception) -> None:
         if self._failure is not None:
             return
         self._failure = error
         self._is_over = True
+        self._leave()  # now: the writer may be waiting for a client that does not read
         self._on_failure(error)
 
     async def _write(self, send: Send, gone: asyncio.Future[None], silence: SilenceTimer) -> None:
@@ -185,7 +219,8 @@ class EventStreamResponse(Response):
     def _gather(self) -> bytes:
         """What is to be sent now."""
         try:
-            self._add_progress()
+            for choice in tuple(self._progress):
+                self._add_progress(choice)
             body = self._outbox.take()
         except Exception as error:  # noqa: BLE001 - it ends this stream, with an event
             self._fail(error)
@@ -197,5 +232,9 @@ class EventStreamResponse(Response):
 
     def _encode_failure(self, failure: Exception) -> bytes:
         if not isinstance(failure, LlamaServeError):
-            logger.error("a stream failed after its first event", exc_info=failure)
+            logger.error("stream %s failed after it began", self._name, exc_info=failure)
         return self._encoder.encode_error(failure)
+
+
+def _nothing() -> None:
+    """Ends what has not begun."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from llamaserve.cache.parked_cells import ParkedCells
 from llamaserve.cache.prefix_index import Victim
 from llamaserve.cache.prefix_memory import PrefixCounters
+from llamaserve.cache.private_scopes import PrivateScopes
 from llamaserve.cache.saved_prefix import MIN_TOKENS
 from llamaserve.cache.session_pins import SessionPins
 from llamaserve.cache.tiers import Tiers
@@ -36,6 +37,7 @@ class Eviction:
         pins: SessionPins,
         tiers: Tiers,
         counters: PrefixCounters,
+        private: PrivateScopes,
         *,
         most_parked: int,
     ) -> None:
@@ -46,6 +48,7 @@ class Eviction:
         self._pins = pins
         self._tiers = tiers
         self._counters = counters
+        self._private = private
         self._most_parked = most_parked
         self._may_spill = True
         """RAM took the last run it was given."""
@@ -111,21 +114,24 @@ class Eviction:
         self._may_spill = True
 
     def spill(self) -> None:
-        """Move some of the parked run used longest ago to RAM."""
+        """Move some of the parked run used longest ago to RAM; what is private just goes."""
         victim = self._index.victim()
         if victim is None:
             return
         holder = victim.holders[0]
         tokens = self._index.tokens(holder)
         start = _cut_place(victim, MOST_TO_SPILL)
-        self._may_spill = self._tiers.take_over(self._index.scope(holder), tokens, start, holder, self._n_ctx)
+        scope = self._index.scope(holder)
+        self._may_spill = scope in self._private or self._tiers.take_over(scope, tokens, start, holder, self._n_ctx)
         if self._may_spill:
             self._cut(victim.holders, start)
 
     def _evict(self, holders: Sequence[int], n_tokens: int) -> None:
         """Free the cells of parked sequences, which hold the same, behind their first ``n_tokens``."""
         holder = holders[0]
-        self._tiers.offer(self._index.scope(holder), self._index.tokens(holder), n_tokens, holder)
+        scope = self._index.scope(holder)
+        if scope not in self._private:
+            self._tiers.offer(scope, self._index.tokens(holder), n_tokens, holder)
         self._cut(holders, n_tokens)
 
     def _cut(self, holders: Sequence[int], n_tokens: int) -> None:

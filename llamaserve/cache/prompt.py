@@ -29,6 +29,13 @@ class Prompt:
     """The conversation it belongs to; what the last request of a session left is kept longer."""
     boundaries: tuple[int, ...] = ()
     """Positions where messages end, ascending: a prompt that diverges later often does so here."""
+    is_private: bool = False
+    """Whether it is shared only within its scope and while requests of that are there; nothing is kept after them."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether prefixes that outlive their request are reused for it and left by it."""
+        return self.is_cached and not self.is_private
 
     @property
     def n_reusable(self) -> int:

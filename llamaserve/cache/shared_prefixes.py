@@ -22,6 +22,7 @@ from llamaserve.cache.instability import InstabilityWatch
 from llamaserve.cache.parked_cells import ParkedCells
 from llamaserve.cache.prefix_index import PrefixIndex
 from llamaserve.cache.prefix_memory import CaughtUp, Holder, PrefixCounters, PrefixGauges
+from llamaserve.cache.private_scopes import PrivateScopes
 from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
 from llamaserve.cache.restoring import Restorer
 from llamaserve.cache.session_pins import SessionPins
@@ -45,7 +46,10 @@ class SharedPrefixes:
         self._index = index = PrefixIndex()
         self._parked = ParkedCells(engine, index)
         self._pins = SessionPins(index, most_cells=engine.info.n_ctx // 2)
-        self._eviction = Eviction(self._parked, self._pins, tiers, self.counters, most_parked=most_parked)
+        self._private = PrivateScopes()
+        self._eviction = Eviction(
+            self._parked, self._pins, tiers, self.counters, self._private, most_parked=most_parked
+        )
         self._restorer = Restorer(self._parked, self._eviction, tiers, self.counters)
         self._running: dict[int, RunningPrompt] = {}
         self._watch = InstabilityWatch(self.counters)
@@ -61,6 +65,7 @@ class SharedPrefixes:
     def enter(self, seq_id: int, prompt: Prompt) -> int:
         """Adopt the longest prefix that a holder has, or that the tiers can bring back."""
         running = self._running[seq_id] = RunningPrompt(seq_id, prompt)
+        self._private.enter(prompt)
         if not prompt.is_cached:
             return 0
         in_cells = self._index.match(prompt.scope, prompt.tokens, prompt.n_reusable)
@@ -164,16 +169,24 @@ class SharedPrefixes:
     def leave(self, seq_id: int, tokens: array[int] | None) -> None:
         """Park what a request computed, or forget it."""
         running = self._running.pop(seq_id, None)
+        ended = None if running is None else self._private.leave(running.prompt)
         try:
             if running is not None:
                 self._count(running)
-                if tokens and seq_id in self._index:
+                if tokens and seq_id in self._index and ended is None:
                     self._park(running, tokens)
         finally:
             if seq_id in self._index:
                 self._index.remove(seq_id)
             if not self._engine.close(seq_id):  # it was never opened, and may have adopted something
                 self._engine.trim(seq_id, 0)
+            self._forget_scope(ended)
+
+    def _forget_scope(self, scope: str | None) -> None:
+        """Nobody is left who could use what is parked there."""
+        if scope is not None:
+            for holder in [holder for holder in self._index.holders() if self._index.scope(holder) == scope]:
+                self._eviction.forget(holder)
 
     def _park(self, running: RunningPrompt, tokens: array[int]) -> None:
         seq_id, index = running.seq_id, self._index
@@ -233,14 +246,17 @@ class SharedPrefixes:
 
     def suspend(self, seq_id: int) -> None:
         """The engine has closed it."""
-        self._running.pop(seq_id, None)
+        running = self._running.pop(seq_id, None)
         self.lose(seq_id)
+        if running is not None:
+            self._forget_scope(self._private.leave(running.prompt))
 
     def resume(self, seq_id: int, prompt: Prompt) -> None:
         """It is back with cells of its own; they are merged with others' when it is parked."""
         running = self._running[seq_id] = RunningPrompt(seq_id, prompt)
         running.n_computed = len(prompt.tokens)
         running.is_counted = True
+        self._private.enter(prompt)
         if prompt.is_cached:
             self._index.add(seq_id, prompt.scope, array(TOKEN_TYPE), 0)
             self._index.set_busy(seq_id, True)
@@ -277,7 +293,8 @@ class SharedPrefixes:
 
     def prefetch(self, request_id: str, prompt: Prompt, done: Callable[[], None]) -> None:
         """Read what only the disk has of the prompt."""
-        if prompt.is_cached and self._tiers.has_disk:
+        self._private.wait(request_id, prompt)
+        if prompt.is_kept and self._tiers.has_disk:
             n_held, _ = self._index.peek(prompt.scope, prompt.tokens, prompt.n_reusable)
             self._tiers.prefetch(request_id, prompt, n_held, done)
 
@@ -286,14 +303,16 @@ class SharedPrefixes:
         return self._tiers.is_fetching(request_id)
 
     def drop_fetch(self, request_id: str) -> None:
-        """It will not begin."""
+        """It has begun, or will not."""
         self._tiers.drop_fetch(request_id)
+        self._forget_scope(self._private.end_wait(request_id))
 
     # The end, and looking in.
 
     def clear(self) -> None:
         """The engine is down."""
         self._running.clear()
+        self._private.clear()
         for holder in self._index.holders():
             self._pins.forget(holder)
             self._index.remove(holder)
@@ -303,7 +322,8 @@ class SharedPrefixes:
         """Have the disk keep what is parked, that used last first."""
         try:
             for holder in reversed(self._index.purge_order()):
-                self._tiers.keep(self._index.scope(holder), self._index.tokens(holder), holder)
+                if self._index.scope(holder) not in self._private:
+                    self._tiers.keep(self._index.scope(holder), self._index.tokens(holder), holder)
         finally:
             self._tiers.close()
 

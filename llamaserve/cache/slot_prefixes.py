@@ -77,7 +77,7 @@ class SlotPrefixes:
         """As ``slot_pick`` says. Raises ValueError when ``idle`` is empty."""
         session = _session_of(prompt)
         session_slot = None if session is None else self._sessions.get(session)
-        compares = prompt.is_cached and self._similarity > 0 and session_slot not in idle
+        compares = prompt.is_kept and self._similarity > 0 and session_slot not in idle
         views = [
             SlotView(
                 seq_id,
@@ -95,7 +95,7 @@ class SlotPrefixes:
     def enter(self, seq_id: int, prompt: Prompt) -> int:
         """Have the slot go on from what it holds, from a checkpoint or from a copy; or empty it."""
         n_held = 0
-        if prompt.is_cached:
+        if prompt.is_kept:
             n_common = self._n_common(seq_id, prompt)
             left = self._left_by_session(prompt)
             recent = self._latest_text(prompt.scope) if left is None else None
@@ -170,7 +170,7 @@ class SlotPrefixes:
 
     def piece_ends(self, prompt: Prompt) -> tuple[int, ...]:
         """Where a piece of the prompt must end for a checkpoint to be made; none where memory can be cut anywhere."""
-        return checkpoint_positions(prompt) if prompt.is_cached and not self._cells.can_trim else ()
+        return checkpoint_positions(prompt) if prompt.is_kept and not self._cells.can_trim else ()
 
     def advance(self, seq_id: int, n_computed: int) -> None:
         """Its prompt is in memory up to there: a place for a checkpoint, perhaps. Raises nothing."""
@@ -195,7 +195,7 @@ class SlotPrefixes:
         slot.n_computed = 0
         self._cells.give_back(seq_id)
         self._use(seq_id)
-        keeps = prompt is not None and prompt.is_cached and tokens is not None and len(tokens) > 0
+        keeps = prompt is not None and prompt.is_kept and tokens is not None and len(tokens) > 0
         self._engine.close(seq_id, keep=keeps)
         try:
             if prompt is None or tokens is None or not keeps:
@@ -297,7 +297,7 @@ class SlotPrefixes:
 
     def prefetch(self, request_id: str, prompt: Prompt, done: Callable[[], None]) -> None:
         """Read what only the disk has of the prompt."""
-        if prompt.is_cached and self._tiers.has_disk:
+        if prompt.is_kept and self._tiers.has_disk:
             usable = [self._cells.n_usable(seq_id, self._compare(seq_id, prompt)) for seq_id in self._kept()]
             self._tiers.prefetch(request_id, prompt, max(usable, default=0), done)
 

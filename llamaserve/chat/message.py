@@ -1,7 +1,7 @@
 """An assistant's message while it is written: text, reasoning and tool calls. Plain values; knows no parser and no JSON
 of any API.
 
-A parser turns the text of an answer into these as it comes; one that knows no template's syntax passes it on as content.
+A parser turns the text of an answer into these as it comes; one that knows no syntax passes it on as content.
 """
 
 from __future__ import annotations

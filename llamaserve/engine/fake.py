@@ -24,6 +24,7 @@ from llamaserve.engine.fake_text import (
     scripted,
 )
 from llamaserve.engine.port import (
+    FimTokens,
     MemoryKind,
     ModelInfo,
     PromptPiece,
@@ -145,6 +146,7 @@ class FakeEngine:
         can_trim: bool = True,
         bytes_per_cell: int = 1,
         before_step: Callable[[StepPlan, FakeFlag | None], None] | None = None,
+        fim_tokens: FimTokens | None = None,
     ) -> None:
         if n_batch < n_slots:
             raise ConfigError(f"n_batch is {n_batch}: it must be at least n_slots, {n_slots}")
@@ -157,7 +159,7 @@ class FakeEngine:
         self.opened: list[SequenceSpec] = []
         self.is_shut_down = False
         self.before_step = before_step
-        self._vocab = FakeVocabulary()
+        self._vocab = FakeVocabulary(fim_tokens)
         self._continuation = continuation
         self._step_s = step_s
         self._sequences: dict[int, _Sequence] = {}

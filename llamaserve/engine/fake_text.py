@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from llamaserve.engine.port import FimTokens
 from llamaserve.errors import BadToken
 
 EOS = 256
@@ -41,7 +42,10 @@ def scripted(replies: Mapping[str, str | bytes]) -> Continuation:
 
 
 class FakeVocabulary:
-    """Bytes 0 to 255, then EOS and BOS."""
+    """Bytes 0 to 255, then EOS and BOS; ``fim_tokens`` are bytes that are used for nothing else."""
+
+    def __init__(self, fim_tokens: FimTokens | None = None) -> None:
+        self.fim_tokens = fim_tokens
 
     @property
     def n_tokens(self) -> int:

@@ -20,6 +20,7 @@ from llamaserve.chat.native_template import NativeChatTemplate
 from llamaserve.config import EngineConfig, FlashAttention, Profile
 from llamaserve.engine.memory_check import available_bytes, check_context_fits
 from llamaserve.engine.port import (
+    FimTokens,
     MemoryKind,
     ModelInfo,
     RowOutput,
@@ -65,6 +66,8 @@ class NativeVocabulary:
     def __init__(self, model: _engine.Model) -> None:
         self._model = model
         self.n_tokens: int = model.n_tokens
+        tokens = model.fim_tokens
+        self.fim_tokens = None if tokens is None else FimTokens(*tokens)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text.

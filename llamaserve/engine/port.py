@@ -196,11 +196,24 @@ class ModelInfo:
     """Scalar key-value pairs of the GGUF."""
 
 
+class FimTokens(NamedTuple):
+    """The tokens of a model that was trained to fill in the middle: what comes before a gap, what comes after it, and
+    the place where the text of the gap begins."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+
 class Vocabulary(Protocol):
     """Text to tokens and back. Any thread; the native one releases the GIL."""
 
     @property
     def n_tokens(self) -> int: ...
+    @property
+    def fim_tokens(self) -> FimTokens | None:
+        """None for a model that has not all of them."""
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text; ``parse_special`` reads control tokens such as ``<|im_end|>`` written in it."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from llamaserve.cache.prompt import Prompt
@@ -16,7 +16,7 @@ from llamaserve.engine.port import StepFlag
 from llamaserve.errors import BadRequest, EngineDown, QueueFull, QueueTokensFull
 from llamaserve.request import GenerationRequest, Lane
 from llamaserve.scheduler.drain_rate import DrainRate
-from llamaserve.scheduler.queue_limits import QueueLimits
+from llamaserve.scheduler.queue_limits import Comer, QueueLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,17 @@ class Wake:
 Command = Submit | Cancel | Stop | Wake
 
 
+def _comers(entries: Sequence[Submit]) -> list[Comer]:
+    """The requests as the queue's limits see them: a prompt that several share waits once."""
+    prompts: set[int] = set()
+    comers = []
+    for entry in entries:
+        prompt = id(entry.request.prompt)
+        comers.append(Comer(entry.request_id, 0 if prompt in prompts else entry.n_tokens))
+        prompts.add(prompt)
+    return comers
+
+
 class Inbox:
     """The scheduler's door. Methods say who may call; commands come out in the order they came in.
 
@@ -114,27 +125,29 @@ class Inbox:
 
     # Any thread.
 
-    def submit(self, entry: Submit) -> None:
-        """Take a request in. Raises EngineDown after ``refuse``, QueueFull when no place is free, BadRequest when a
-        live request has the same id."""
-        request_id = entry.request_id
+    def submit(self, *entries: Submit) -> None:
+        """Take requests in, at least one, all or none. Raises EngineDown after ``refuse``, QueueFull when there is no
+        place for all of them, BadRequest when a live request has the id of one or two of them have the same."""
+        request_ids = {entry.request_id for entry in entries}
         with self._lock:
             if self._refusal is not None:
                 # A new exception each time: one object raised in several threads would mix their tracebacks.
                 raise EngineDown(*self._refusal.args)
-            if request_id in self._live:
-                raise BadRequest(f"request id {request_id!r} is in use", "request_id")
+            taken = request_ids & self._live
+            if taken or len(request_ids) < len(entries):
+                raise BadRequest(f"request id {min(taken or request_ids)!r} is in use", "request_id")
             try:
-                self._limits.enter(request_id, entry.n_tokens)
+                self._limits.enter(_comers(entries))
             except QueueFull as error:
-                error.retry_after_s = self.drain.retry_after_s(entry.submitted_at)
+                error.retry_after_s = self.drain.retry_after_s(entries[0].submitted_at)
                 if isinstance(error, QueueTokensFull):
-                    self._n_rejected_tokens += 1
+                    self._n_rejected_tokens += len(entries)
                 else:
-                    self._n_rejected += 1
+                    self._n_rejected += len(entries)
                 raise
-            self._live.add(request_id)
-            self._commands.put(entry)
+            self._live |= request_ids
+            for entry in entries:
+                self._commands.put(entry)
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live. Stops the running step if it now works for nobody."""

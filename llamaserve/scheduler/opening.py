@@ -11,12 +11,14 @@ NO_PROMPT = Prompt(token_array(()), is_cached=False)
 
 def prompt_of(request: GenerationRequest) -> Prompt:
     """The request's prompt as the prefix memory sees it."""
+    is_private = not request.cache_prompt and bool(request.prompt_group)
     return Prompt(
         token_array(request.prompt),
-        scope=request.cache_salt,
-        is_cached=request.cache_prompt,
-        session=request.session,
+        scope=request.prompt_group if is_private else request.cache_salt,
+        is_cached=request.cache_prompt or is_private,
+        session=None if is_private else request.session,
         boundaries=request.boundaries,
+        is_private=is_private,
     )
 
 

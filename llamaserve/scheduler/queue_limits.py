@@ -8,15 +8,25 @@ scheduler has seen it.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from llamaserve.errors import QueueFull, QueueTokensFull
+
+
+class Comer(NamedTuple):
+    """A request that wants to wait."""
+
+    request_id: str
+    n_tokens: int
+    """Tokens that wait to be computed with it."""
 
 
 class QueueLimits:
     """Counts requests from ``enter`` to ``leave``. 0 is without limit.
 
-    A prompt longer than ``max_tokens`` may wait alone, or it could never be served.
+    Prompts longer than ``max_tokens`` may wait alone, or they could never be served.
     """
 
     def __init__(self, *, n_slots: int, max_requests: int = 0, max_tokens: int = 0) -> None:
@@ -42,13 +52,14 @@ class QueueLimits:
         """Requests that have begun and not left."""
         return len(self._begun)
 
-    def enter(self, request_id: str, n_tokens: int) -> None:
-        """A request with such a prompt comes in. Raises QueueFull, or QueueTokensFull, when it may not."""
+    def enter(self, comers: Sequence[Comer]) -> None:
+        """Requests come in together, all or none. Raises QueueFull, or QueueTokensFull, when they may not."""
         n_free = max(0, self._n_slots - len(self._begun))
+        n_tokens = sum(comer.n_tokens for comer in comers)
         n_behind = len(self._waiting) - n_free
-        if n_behind >= 0:
-            self._check(n_tokens, n_free=n_free, n_behind=n_behind)
-        self._waiting[request_id] = n_tokens
+        if n_behind + len(comers) > 0:
+            self._check(len(comers), n_tokens, n_free=n_free, n_behind=n_behind)
+        self._waiting.update(comers)
         self._n_tokens += n_tokens
 
     def begin(self, request_id: str) -> None:
@@ -69,10 +80,10 @@ class QueueLimits:
         self._begun.clear()
         self._n_tokens = 0
 
-    def _check(self, n_tokens: int, *, n_free: int, n_behind: int) -> None:
-        if self._max_requests and n_behind >= self._max_requests:
+    def _check(self, n_comers: int, n_tokens: int, *, n_free: int, n_behind: int) -> None:
+        if self._max_requests and n_behind + n_comers > self._max_requests:
             raise QueueFull(self._max_requests)
-        if self._max_tokens and n_behind and self._n_tokens + n_tokens > self._max_tokens:
+        if self._max_tokens and n_behind > 0 and self._n_tokens + n_tokens > self._max_tokens:
             n_tokens_behind = self._n_tokens - sum(islice(self._waiting.values(), n_free))
             if n_tokens_behind + n_tokens > self._max_tokens:
                 raise QueueTokensFull(n_tokens, n_tokens_behind, self._max_tokens)

@@ -119,15 +119,17 @@ class Scheduler:
 
     # Any thread.
 
-    def submit(self, request: GenerationRequest, timeout_s: float | None = None) -> None:
-        """Take a request in; its events go to ``deliver``. One that waits for a slot longer than ``timeout_s`` ends
-        with Failed(DeadlineExceeded).
+    def submit(self, *requests: GenerationRequest, timeout_s: float | None = None) -> None:
+        """Take requests in, all or none; their events go to ``deliver``. One that waits for a slot longer than
+        ``timeout_s`` ends with Failed(DeadlineExceeded).
 
         Raises, and takes nothing: EmptyPrompt, PromptTooLong, BadToken, QueueFull, EngineDown, BadRequest when a
         live request has the same id.
         """
-        check_request(request, self._info)
-        self._inbox.submit(Submit(request, prompt_of(request), self._clock(), timeout_s))
+        for request in requests:
+            check_request(request, self._info)
+        now = self._clock()
+        self._inbox.submit(*(Submit(request, prompt_of(request), now, timeout_s) for request in requests))
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request, waiting (S53) or running; whether it was live. It ends with

@@ -46,15 +46,15 @@ class SchedulerThread:
         self._is_closed = False
         self._process_id = os.getpid()
 
-    def submit(self, request: GenerationRequest, timeout_s: float | None = None) -> None:
-        """Take a request in; ``timeout_s`` is how long it may wait for a slot.
+    def submit(self, *requests: GenerationRequest, timeout_s: float | None = None) -> None:
+        """Take requests in, all or none; ``timeout_s`` is how long each may wait for a slot.
 
         Raises what ``Scheduler.submit`` raises; EngineDown after ``close``, and in a forked child.
         """
         if self._is_forked:
             raise _loaded_before_fork()
         self._start()
-        self._scheduler.submit(request, timeout_s)
+        self._scheduler.submit(*requests, timeout_s=timeout_s)
 
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live."""

@@ -9,9 +9,11 @@ import math
 import pytest
 
 from llamaserve.api.openai.body import ChatBody, CompletionBody, decode_body
+from llamaserve.api.openai.choices import choices_per_prompt
+from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import MAX_NAMES_WARNED, UNHONOURED_FIELDS, UnknownFieldLog
-from llamaserve.api.openai.prompts import completion_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.api.openai.shown import Shown, shown_by_completion
 from llamaserve.engine.fake import BOS, EOS, N_VOCAB, FakeVocabulary
 from llamaserve.errors import BadRequest, BadSampler, BadTemplate, BadToken, EmptyPrompt, PromptTooLong, RequestError
 from llamaserve.request import SamplingParams
@@ -102,7 +104,8 @@ def test_null_means_absent_for_every_optional_field() -> None:
     body = completion(**nulls)
     assert sampling_params(body, N_VOCAB) == SamplingParams()
     assert (max_new_tokens(body), stop_strings(body)) == (None, ())
-    assert (body.is_streamed, body.wants_usage_chunk) == (False, False)
+    assert shown_by_completion(body) == Shown()
+    assert (body.is_streamed, choices_per_prompt(body)) == (False, 1)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +116,7 @@ def test_null_means_absent_for_every_optional_field() -> None:
         {"tool_choice": {"type": "function"}},
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {}}},
-        {"logprobs": True},
-        {"logprobs": 1},
         {"top_logprobs": 2},
-        {"n": 2},
-        {"n": True},
-        {"n": "two"},
-        {"best_of": 3},
-        {"echo": True},
-        {"suffix": "end"},
         {"grammar": "root ::= x"},
         {"json_schema": {"type": "object"}},
         {"min_tokens": 4},
@@ -146,8 +141,8 @@ def test_what_changes_the_result_and_is_not_honoured_is_refused_by_name(fields: 
         {"tool_choice": "none"},
         {"response_format": {"type": "text"}},
         {"logprobs": False, "top_logprobs": 0},
-        {"logprobs": 0},
-        {"n": 1, "best_of": 1, "echo": False, "suffix": ""},
+        {"n": 1, "n_cmpl": 1, "best_of": 1, "echo": False, "suffix": ""},
+        {"n_probs": 0, "prompt_logprobs": False, "return_tokens": False, "return_token_ids": False},
         {"typical_p": 1.0, "mirostat": 0, "min_tokens": 0},
         {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "parallel_tool_calls": True},
     ],
@@ -160,13 +155,13 @@ def test_values_that_ask_for_nothing_are_accepted(fields: dict[str, object], cap
 
 def test_an_unknown_field_is_accepted_with_one_warning_per_name(caplog: pytest.LogCaptureFixture) -> None:
     unknown = UnknownFieldLog()
-    body = b'{"prompt": "x", "shiny": 1, "stream_options": {"continuous_usage_stats": true}}'
+    body = b'{"prompt": "x", "shiny": 1, "stream_options": {"include_obfuscation": true}}'
     for _ in range(3):
         decode_body(body, CompletionBody, unknown)
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     assert sorted(str(record.args[0]) for record in caplog.records if isinstance(record.args, tuple)) == [
         "shiny",
-        "stream_options.continuous_usage_stats",
+        "stream_options.include_obfuscation",
     ]
 
 
@@ -182,8 +177,8 @@ def test_the_memory_of_unknown_names_is_bounded(caplog: pytest.LogCaptureFixture
 
 def test_a_deeply_nested_refused_value_is_named_without_being_written_out() -> None:
     nested = b"[" * 500 + b"]" * 500
-    with pytest.raises(BadRequest, match=r"^n is \[\[\[") as caught:
-        decode_body(b'{"prompt": "x", "n": ' + nested + b"}", CompletionBody, UnknownFieldLog())
+    with pytest.raises(BadRequest, match=r"^grammar is \[\[\[") as caught:
+        decode_body(b'{"prompt": "x", "grammar": ' + nested + b"}", CompletionBody, UnknownFieldLog())
     assert len(str(caught.value)) < 200
 
 
@@ -287,19 +282,23 @@ def test_stop_is_a_string_or_a_list() -> None:
     assert stop_strings(completion(stop=[])) == ()
 
 
+def tokens_of(prompt: object, vocab: FakeVocabulary | None = None) -> list[tuple[int, ...]]:
+    """The tokens of a completion's prompts."""
+    body = completion(prompt=prompt)
+    return [planned.tokens for planned in plan_prompts(split_prompts(body), body, vocab or FakeVocabulary(), N_CTX)]
+
+
 def test_a_completion_prompt_is_text_or_token_ids_or_a_list_of_one() -> None:
-    vocab = FakeVocabulary()
-    assert completion_prompt(completion(prompt="hi"), vocab, N_CTX) == (BOS, *b"hi")
-    assert completion_prompt(completion(prompt=["hi"]), vocab, N_CTX) == (BOS, *b"hi")
-    assert completion_prompt(completion(prompt=[1, 2]), vocab, N_CTX) == (1, 2)
-    assert completion_prompt(completion(prompt=[[1, 2]]), vocab, N_CTX) == (1, 2)
-    assert completion_prompt(completion(prompt="a<eos>"), vocab, N_CTX) == (BOS, ord("a"), EOS)
+    assert tokens_of("hi") == tokens_of(["hi"]) == [(BOS, *b"hi")]
+    assert tokens_of([1, 2]) == tokens_of([[1, 2]]) == [(1, 2)]
+    assert tokens_of("a<eos>") == [(BOS, ord("a"), EOS)]
 
 
 class CountingVocabulary(FakeVocabulary):
     """Eight characters a token; keeps how much text it was asked to tokenise."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.n_characters = 0
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -310,27 +309,33 @@ class CountingVocabulary(FakeVocabulary):
 def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -> None:
     vocab = CountingVocabulary()
     with pytest.raises(PromptTooLong, match="at least") as caught:
-        completion_prompt(completion(prompt="x" * 2_000_000), vocab, N_CTX)
+        tokens_of("x" * 2_000_000, vocab)
     assert caught.value.n_prompt > 2 * N_CTX
     assert vocab.n_characters <= 2**16
 
 
 def test_a_long_text_that_may_fit_is_tokenised_whole() -> None:
-    tokens = completion_prompt(completion(prompt="x" * (9 * N_CTX)), CountingVocabulary(), N_CTX)
+    (tokens,) = tokens_of("x" * (9 * N_CTX), CountingVocabulary())
     assert len(tokens) == 9 * N_CTX // 8 + 1
 
 
-@pytest.mark.parametrize("prompt", ["", [], [""], [[]]], ids=str)
+@pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", ""], [[1], []]], ids=str)
 def test_an_empty_prompt_is_refused_even_if_the_vocabulary_would_add_a_token(prompt: object) -> None:
     """S67"""
     with pytest.raises(EmptyPrompt):
-        completion_prompt(completion(prompt=prompt), FakeVocabulary(), N_CTX)
+        tokens_of(prompt)
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], [1, "a"], ["a", [1]]], ids=str)
-def test_several_prompts_are_refused_by_name(prompt: object) -> None:
-    with pytest.raises(BadRequest, match="one prompt per request") as caught:
-        completion_prompt(completion(prompt=prompt), FakeVocabulary(), N_CTX)
+def test_a_batch_of_prompts_is_texts_and_lists_of_token_ids() -> None:
+    assert tokens_of(["a", "bc"]) == [(BOS, *b"a"), (BOS, *b"bc")]
+    assert tokens_of([[1], [2, 3]]) == [(1,), (2, 3)]
+    assert tokens_of(["a", [1]]) == [(BOS, *b"a"), (1,)]
+
+
+@pytest.mark.parametrize("prompt", [[1, "a"], ["a", 1], [1, [2]]], ids=str)
+def test_token_ids_beside_prompts_are_refused_by_name(prompt: object) -> None:
+    with pytest.raises(BadRequest, match="token ids beside texts") as caught:
+        tokens_of(prompt)
     assert caught.value.param == "prompt"
 
 

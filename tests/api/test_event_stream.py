@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -11,15 +11,25 @@ from starlette.types import Message
 
 from llamaserve.api.disconnect import until_disconnect
 from llamaserve.api.outbox import EVENT_BYTES
-from llamaserve.api.sse import KEEP_ALIVE, EventStreamResponse
+from llamaserve.api.sse import KEEP_ALIVE, ChoiceEncoder, EventStreamResponse, Take
 from llamaserve.errors import Cancelled, ContextFull, DeadlineExceeded, QueueFull
-from llamaserve.request import Event, Failed, Finished, FinishReason, Progress, TextDelta, Timings
+from llamaserve.request import Event, Failed, Finished, FinishReason, Progress, PromptLogprobs, TextDelta, Timings
 
 FINISHED = Finished(FinishReason.EOS, None, 1, 1, Timings(0.0, 0.0, 0.0))
 
 
 class PlainEncoder:
-    """Text as it is, ``END`` and ``ERR:`` around it."""
+    """Text as it is, ``END`` and ``ERR:`` around it; one choice, which is the stream."""
+
+    @property
+    def choices(self) -> Sequence[ChoiceEncoder]:
+        return (self,)
+
+    def note_prompt(self, prompt: PromptLogprobs) -> None:
+        """Nothing shows it."""
+
+    def encode_tail(self, finished: Sequence[Finished]) -> bytes:
+        return b""
 
     def encode_text(self, delta: TextDelta) -> bytes:
         return delta.text.encode()
@@ -65,22 +75,21 @@ class Source:
 
     def __init__(self, *, refusal: Exception | None = None) -> None:
         self._refusal = refusal
-        self._take: Callable[[Event], None] | None = None
+        self._takes: Sequence[Take] = ()
         self.is_closed = False
 
-    def listen(self, take: Callable[[Event], None]) -> Callable[[], None]:
+    def listen(self, takes: Sequence[Take]) -> Callable[[], None]:
         if self._refusal is not None:
             raise self._refusal
-        self._take = take
+        self._takes = takes
         return self._close
 
     def _close(self) -> None:
         self.is_closed = True
 
-    def feed(self, *events: Event) -> None:
-        assert self._take is not None
+    def feed(self, *events: Event, choice: int = 0) -> None:
         for event in events:
-            self._take(event)
+            self._takes[choice](event)
 
 
 def text(letters: str) -> TextDelta:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import pytest
 
+from llamaserve.api.sse import Take
 from llamaserve.config import CacheConfig
 from llamaserve.engine.fake import FakeEngine, scripted
-from llamaserve.request import Event, GenerationRequest
+from llamaserve.request import GenerationRequest
 from tests.api.served import LineTemplate, Served, serving, wait_until
 
 PROMPT = "a prompt of some length"
@@ -29,18 +29,13 @@ def own_server() -> Iterator[Served]:
 def requests(own_server: Served, monkeypatch: pytest.MonkeyPatch) -> list[GenerationRequest]:
     """What reaches the service."""
     seen: list[GenerationRequest] = []
-    listen, stream = own_server.service.listen, own_server.service.stream
+    listen = own_server.service.listen
 
-    def recording_listen(request: GenerationRequest, take: Callable[[Event], None]) -> Callable[[], None]:
-        seen.append(request)
-        return listen(request, take)
-
-    def recording_stream(request: GenerationRequest, **options: Any) -> object:
-        seen.append(request)
-        return stream(request, **options)
+    def recording_listen(requests: Sequence[GenerationRequest], takes: Sequence[Take]) -> Callable[[], None]:
+        seen.extend(requests)
+        return listen(requests, takes)
 
     monkeypatch.setattr(own_server.service, "listen", recording_listen)
-    monkeypatch.setattr(own_server.service, "stream", recording_stream)
     return seen
 
 
@@ -170,13 +165,13 @@ def test_the_ends_of_messages_are_passed_where_memory_cannot_share(monkeypatch: 
     """K11."""
     with serving(FakeEngine(can_share=False), template=LineTemplate()) as served:
         seen: list[GenerationRequest] = []
-        stream = served.service.stream
+        listen = served.service.listen
 
-        def recording_stream(request: GenerationRequest, **options: Any) -> object:
-            seen.append(request)
-            return stream(request, **options)
+        def recording_listen(requests: Sequence[GenerationRequest], takes: Sequence[Take]) -> Callable[[], None]:
+            seen.extend(requests)
+            return listen(requests, takes)
 
-        monkeypatch.setattr(served.service, "stream", recording_stream)
+        monkeypatch.setattr(served.service, "listen", recording_listen)
         messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
         served.chat(messages=messages, max_tokens=1)
         served.complete(max_tokens=1)

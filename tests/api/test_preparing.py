@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from llamaserve.api.openai.routes import PREPARING_THREADS
+from llamaserve.api.openai.preparing import PREPARING_THREADS
 from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, RenderedChat
 from llamaserve.engine.fake import FakeEngine, scripted
 from llamaserve.errors import BadTemplate

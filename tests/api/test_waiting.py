@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 import httpx
 import pytest
 
+from llamaserve.api.sse import Take
 from llamaserve.config import HttpConfig, PriorityHeader, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
-from llamaserve.request import Event, GenerationRequest, Lane
+from llamaserve.request import GenerationRequest, Lane
 from tests.api.served import PATIENCE_S, LineTemplate, Served, serving, wait_until
 from tests.api.test_streaming import payloads
 
@@ -207,9 +208,9 @@ def taken_lane(served: Served, monkeypatch: pytest.MonkeyPatch, body: object, he
     seen: list[GenerationRequest] = []
     listen = served.service.listen
 
-    def recording_listen(request: GenerationRequest, take: Callable[[Event], None]) -> Callable[[], None]:
-        seen.append(request)
-        return listen(request, take)
+    def recording_listen(requests: Sequence[GenerationRequest], takes: Sequence[Take]) -> Callable[[], None]:
+        seen.extend(requests)
+        return listen(requests, takes)
 
     monkeypatch.setattr(served.service, "listen", recording_listen)
     fields = {"prompt": "a", "max_tokens": 1, "stream": True} | ({} if body is None else {"priority": body})

@@ -6,6 +6,8 @@ no calls are answered in the form of our own.
 
 from __future__ import annotations
 
+# ruff: noqa: E501
+
 REASONING = "Let me see."
 
 OWN_FORM = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>'

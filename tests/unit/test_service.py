@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -64,6 +65,16 @@ class Gate:
         while not self.is_open.wait(0.001):
             if flag is not None and flag.is_set:
                 return
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Wait until the claim holds; the test's own time limit ends it."""
+
+    def poll() -> None:
+        while not is_true():
+            time.sleep(0.001)
+
+    await asyncio.to_thread(poll)
 
 
 def until_idle(service: Service) -> None:
@@ -190,6 +201,51 @@ def test_a_full_queue_is_answered_while_a_step_runs() -> None:
 
     asyncio.run(check())
     assert service.stats().queue_rejects == 1
+    service.close()
+
+
+def test_requests_that_are_taken_together_are_taken_all_or_none() -> None:
+    gate = Gate()
+    service = serve(FakeEngine(n_slots=1, before_step=gate), SchedulerConfig(max_queue=3))
+
+    async def check() -> None:
+        taken: dict[str, list[Event]] = {name: [] for name in "abcdefgh"}
+
+        def listen(names: str) -> Callable[[], None]:
+            return service.listen([request(name) for name in names], [taken[name].append for name in names])
+
+        leave_first = listen("ab")
+        await asyncio.to_thread(gate.entered.wait, PATIENCE_S)
+        with pytest.raises(QueueFull):
+            listen("cde")
+        with pytest.raises(BadRequest):
+            listen("cc")
+        with pytest.raises(BadRequest):
+            listen("da")
+        leave_second = listen("cd")  # the ids are free
+        gate.is_open.set()
+        await until(lambda: all(taken[name] and isinstance(taken[name][-1], Finished) for name in "abcd"))
+        assert not any(taken[name] for name in "efgh")
+        leave_first()
+        leave_second()
+
+    asyncio.run(asyncio.wait_for(check(), PATIENCE_S))
+    service.close()
+
+
+def test_who_listens_to_several_ends_them_all() -> None:
+    service = serve(FakeEngine(n_slots=2, n_ctx=100_000, step_s=0.001))
+
+    async def check() -> None:
+        events: list[Event] = []
+        leave = service.listen([request(name, None) for name in "abc"], [events.append] * 3)
+        await until(lambda: bool(events))
+        leave()
+        leave()
+        await until(lambda: service.stats().active_slots + service.stats().queue_depth == 0)
+        assert service.stats().requests_cancelled == 3
+
+    asyncio.run(asyncio.wait_for(check(), PATIENCE_S))
     service.close()
 
 

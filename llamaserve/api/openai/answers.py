@@ -1,88 +1,53 @@
-"""What completions look like on the way out: whole answers and the chunks of a stream. Event loop or any thread.
-
-A stream's chunks differ in their text only. Each stream encodes what stays the same once, so a token costs one JSON
-string and two joins.
-"""
+"""Whole answers: what the events of each choice add up to, and their JSON. Event loop or any thread."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from llamaserve.api.openai.errors import error_json
-from llamaserve.api.sse import DONE_EVENT, sse_event
-from llamaserve.request import Finished, Progress, TextDelta
+from llamaserve.api.openai.answer_plan import AnswerHead, AnswerPlan
+from llamaserve.api.openai.logprobs import (
+    ChatLogprobs,
+    LegacyLogprobs,
+    LegacyWriter,
+    PromptTokenLogprob,
+    chat_logprobs,
+    prompt_logprobs,
+)
+from llamaserve.api.openai.messages import Message, MessageBuilder, chat_finish_reason
+from llamaserve.api.openai.usage import Timings, Usage
+from llamaserve.request import Finished, Progress, PromptLogprobs, TextDelta, TokenLogprob
 
 _encode = msgspec.json.Encoder().encode
 
-
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """What every answer and chunk of one request repeats."""
-
-    id: str
-    created: int
-    """Unix time in seconds."""
-    model: str
-    system_fingerprint: str
+PromptLogprobList = list[dict[str, PromptTokenLogprob] | None]
 
 
-class PromptTokensDetails(msgspec.Struct):
-    """Where the tokens of a prompt came from."""
+class ChatChoice(msgspec.Struct):
+    """A choice of a chat completion."""
 
-    cached_tokens: int
-    """Those that were not computed for this request."""
-
-
-class Usage(msgspec.Struct):
-    """Tokens a request cost."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, finished: Finished) -> Usage:
-        """The usage a finished request reports."""
-        total = finished.prompt_tokens + finished.completion_tokens
-        details = PromptTokensDetails(finished.cached_tokens)
-        return cls(finished.prompt_tokens, finished.completion_tokens, total, details)
-
-
-class PromptProgress(msgspec.Struct):
-    """How far a prompt is, in llama-server's words."""
-
-    total: int
-    """Tokens of the prompt."""
-    cache: int
-    """Those of them that were not computed for this request."""
-    processed: int
-    """Those that are done, the cached ones included."""
-    time_ms: int
-    """Since its first token was begun."""
-
-
-class _Message(msgspec.Struct):
-    content: str
-    role: Literal["assistant"] = "assistant"
-    refusal: None = None
-
-
-class _ChatChoice(msgspec.Struct):
-    message: _Message
+    message: Message
     finish_reason: str
-    index: int = 0
-    logprobs: None = None
+    index: int
+    logprobs: ChatLogprobs | None = None
+    stop_reason: str | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
-class _TextChoice(msgspec.Struct):
+class TextChoice(msgspec.Struct):
+    """A choice of a text completion."""
+
     text: str
     finish_reason: str
-    index: int = 0
-    logprobs: None = None
+    index: int
+    logprobs: LegacyLogprobs | None = None
+    stop_reason: str | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET
 
 
 class _Answer(msgspec.Struct):
@@ -91,103 +56,137 @@ class _Answer(msgspec.Struct):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[_ChatChoice] | list[_TextChoice]
+    choices: list[ChatChoice] | list[TextChoice]
     usage: Usage
+    timings: Timings
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET
 
 
-def chat_answer(head: AnswerHead, text: str, finished: Finished) -> bytes:
-    """The JSON of a chat completion."""
-    choice = _ChatChoice(_Message(text), finished.reason.openai)
-    return _encode(_answer(head, "chat.completion", [choice], finished))
+class Answer(Protocol):
+    """The choices of one answer while they come."""
+
+    def take(self, index: int, event: TextDelta | PromptLogprobs | Progress) -> None:
+        """The next event of a choice."""
+
+    def whole(self, head: AnswerHead, finished: Sequence[Finished]) -> bytes:
+        """The JSON; ``finished`` has the last event of each choice."""
 
 
-def completion_answer(head: AnswerHead, text: str, finished: Finished) -> bytes:
-    """The JSON of a text completion."""
-    choice = _TextChoice(text, finished.reason.openai)
-    return _encode(_answer(head, "text_completion", [choice], finished))
+class _Pieces:
+    """What came of one choice."""
+
+    __slots__ = ("logprobs", "prompt", "texts", "tokens")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt: Sequence[TokenLogprob] = ()
+
+    def add(self, event: TextDelta | PromptLogprobs | Progress) -> None:
+        if isinstance(event, TextDelta):
+            self.texts.append(event.text)
+            self.tokens += event.tokens
+            self.logprobs += event.logprobs
+        elif isinstance(event, PromptLogprobs):
+            self.prompt = event.tokens
 
 
-def _answer(head: AnswerHead, kind: str, choices: list[_ChatChoice] | list[_TextChoice], finished: Finished) -> _Answer:
-    return _Answer(head.id, kind, head.created, head.model, head.system_fingerprint, choices, Usage.of(finished))
+class CompletionAnswer:
+    """The answer to ``/v1/completions``."""
+
+    def __init__(self, plan: AnswerPlan) -> None:
+        self._plan = plan
+        self._pieces = [_Pieces() for _ in range(plan.n_choices)]
+
+    def take(self, index: int, event: TextDelta | PromptLogprobs | Progress) -> None:
+        """As ``Answer``."""
+        self._pieces[index].add(event)
+
+    def whole(self, head: AnswerHead, finished: Sequence[Finished]) -> bytes:
+        """As ``Answer``."""
+        choices = [self._choice(index, end) for index, end in enumerate(finished)]
+        return _encode(_answer(head, "text_completion", choices, finished, self._plan))
+
+    def _choice(self, index: int, finished: Finished) -> TextChoice:
+        shown, prompt, pieces = self._plan.shown, self._plan.prompt_of(index), self._pieces[index]
+        choice = TextChoice(prompt.echo + "".join(pieces.texts), finished.reason.openai, index)
+        choice.stop_reason = stop_reason(finished)
+        if shown.n_top is not None:
+            echoed = pieces.prompt if shown.has_echo else ()
+            choice.logprobs = LegacyWriter(self._plan.vocab, shown.n_top).write([*echoed, *pieces.logprobs])
+        if shown.n_prompt_top is not None:
+            choice.prompt_logprobs = prompt_logprobs(pieces.prompt, shown.n_prompt_top)
+        if shown.has_token_ids:
+            choice.token_ids, choice.prompt_token_ids = pieces.tokens, prompt.tokens
+        return choice
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkShape:
-    """How the chunks of one endpoint look inside their choice."""
+class ChatAnswer:
+    """The answer to ``/v1/chat/completions``; its choices have one prompt."""
 
-    kind: str
-    """The value of ``object``."""
-    opening: bytes
-    """Fields of a chunk sent with the first token; empty for none."""
-    before_text: bytes
-    after_text: bytes
-    without_text: bytes
-    """Fields of the chunk that carries the finish reason."""
+    def __init__(self, plan: AnswerPlan) -> None:
+        self._plan = plan
+        self._pieces = [_Pieces() for _ in range(plan.n_choices)]
+        self._parsers = [plan.make_parser() for _ in range(plan.n_choices)]
+        self._messages = [MessageBuilder() for _ in range(plan.n_choices)]
+
+    def take(self, index: int, event: TextDelta | PromptLogprobs | Progress) -> None:
+        """As ``Answer``."""
+        self._pieces[index].add(event)
+        if isinstance(event, TextDelta):
+            for delta in self._parsers[index].feed(event.text):
+                self._messages[index].add(delta)
+
+    def whole(self, head: AnswerHead, finished: Sequence[Finished]) -> bytes:
+        """As ``Answer``."""
+        choices = [self._choice(index, end) for index, end in enumerate(finished)]
+        answer = _answer(head, "chat.completion", choices, finished, self._plan)
+        shown = self._plan.shown
+        if shown.has_token_ids:
+            answer.prompt_token_ids = self._plan.prompts[0].tokens
+        if shown.n_prompt_top is not None:
+            answer.prompt_logprobs = prompt_logprobs(self._pieces[0].prompt, shown.n_prompt_top)
+        return _encode(answer)
+
+    def _choice(self, index: int, finished: Finished) -> ChatChoice:
+        shown, pieces, parser, message = (
+            self._plan.shown,
+            self._pieces[index],
+            self._parsers[index],
+            self._messages[index],
+        )
+        for delta in parser.finish():
+            message.add(delta)
+        reason = chat_finish_reason(finished, has_tool_calls=parser.has_tool_calls)
+        choice = ChatChoice(message.message, reason, index, stop_reason=stop_reason(finished))
+        if shown.n_top is not None:
+            choice.logprobs = chat_logprobs(pieces.logprobs, shown.n_top)
+        if shown.has_token_ids:
+            choice.token_ids = pieces.tokens
+        return choice
 
 
-CHAT_CHUNKS = ChunkShape(
-    kind="chat.completion.chunk",
-    opening=b'"delta":{"role":"assistant","content":""}',
-    before_text=b'"delta":{"content":',
-    after_text=b"}",
-    without_text=b'"delta":{}',
-)
-COMPLETION_CHUNKS = ChunkShape(
-    kind="text_completion", opening=b"", before_text=b'"text":', after_text=b"", without_text=b'"text":""'
-)
+def stop_reason(finished: Finished) -> str | UnsetType:
+    """The stop string that ended a choice, in vLLM's field."""
+    return UNSET if finished.stop_sequence is None else finished.stop_sequence
 
 
-class ChunkEncoder:
-    """Turns the events of one request into server-sent events. Event loop only; one object a request."""
-
-    def __init__(self, shape: ChunkShape, head: AnswerHead, *, has_usage_chunk: bool) -> None:
-        fixed = {
-            "id": head.id,
-            "object": shape.kind,
-            "created": head.created,
-            "model": head.model,
-            "system_fingerprint": head.system_fingerprint,
-        }
-        self._chunk_start = b"data: " + _encode(fixed)[:-1] + b',"choices":['
-        # Clients that asked for usage find it null in every chunk but the last.
-        self._chunk_end = b'],"usage":null}\n\n' if has_usage_chunk else b"]}\n\n"
-        self._choice_start = self._chunk_start + b'{"index":0,"logprobs":null,'
-        self._unfinished_end = b',"finish_reason":null}' + self._chunk_end
-        self._text_start = self._choice_start + shape.before_text
-        self._text_end = shape.after_text + self._unfinished_end
-        self._shape = shape
-        self._has_usage_chunk = has_usage_chunk
-        self._is_open = not shape.opening
-
-    def encode_text(self, delta: TextDelta) -> bytes:
-        """The chunk for new text, after the opening one if this is the first; nothing while the text is held back."""
-        chunk = self._text_start + _encode(delta.text) + self._text_end if delta.text else b""
-        return chunk if self._is_open else self._opening() + chunk
-
-    def encode_progress(self, progress: Progress, time_ms: float) -> bytes:
-        """A chunk without text that says how far the prompt is; the first of them is the opening one too."""
-        fields = self._shape.without_text
-        if not self._is_open:
-            self._is_open = True
-            fields = self._shape.opening
-        shown = PromptProgress(progress.total, progress.cached, progress.cached + progress.computed, round(time_ms))
-        parts = [self._choice_start, fields, b',"finish_reason":null}],"prompt_progress":', _encode(shown)]
-        return b"".join([*parts, self._chunk_end.removeprefix(b"]")])
-
-    def encode_end(self, finished: Finished) -> bytes:
-        """The chunk with the finish reason, the usage chunk if it was asked for, and the end mark."""
-        reason = b',"finish_reason":' + _encode(finished.reason.openai) + b"}"
-        events = [self._choice_start, self._shape.without_text, reason, self._chunk_end]
-        if not self._is_open:
-            events.insert(0, self._opening())
-        if self._has_usage_chunk:
-            events += [self._chunk_start, b'],"usage":', _encode(Usage.of(finished)), b"}\n\n"]
-        return b"".join([*events, DONE_EVENT])
-
-    def encode_error(self, error: Exception) -> bytes:
-        """The event that ends a stream which failed after its first event."""
-        return sse_event(error_json(error))
-
-    def _opening(self) -> bytes:
-        self._is_open = True
-        return self._choice_start + self._shape.opening + self._unfinished_end
+def _answer(
+    head: AnswerHead,
+    kind: str,
+    choices: list[ChatChoice] | list[TextChoice],
+    finished: Sequence[Finished],
+    plan: AnswerPlan,
+) -> _Answer:
+    return _Answer(
+        head.id,
+        kind,
+        head.created,
+        head.model,
+        head.system_fingerprint,
+        choices,
+        Usage.of(finished, plan.n_per_prompt),
+        Timings.of(finished[0]),
+    )

@@ -19,6 +19,7 @@ class StreamOptions(msgspec.Struct):
     """``stream_options``."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -50,22 +51,28 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     sse_ping_interval: int | None = None
     priority: str | int | None = None
     return_progress: bool | None = None
+    n: int | None = None
+    n_cmpl: int | None = None
+    best_of: int | None = None
+    n_probs: int | None = None
+    prompt_logprobs: int | bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens: bool | None = None
+    timings_per_token: bool | None = None
 
     @property
     def is_streamed(self) -> bool:
         """Whether the answer comes as server-sent events."""
         return bool(self.stream)
 
-    @property
-    def wants_usage_chunk(self) -> bool:
-        """Whether a stream ends with a chunk that carries the usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class CompletionBody(GenerationBody, kw_only=True):
     """``POST /v1/completions``."""
 
     prompt: str | list[int | str | list[int]]
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: int | bool | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -121,6 +128,8 @@ class ChatBody(GenerationBody, kw_only=True):
     reasoning_budget_tokens: int | None = None
     thinking_budget_tokens: int | None = None
     thinking_token_budget: int | None = None
+    logprobs: bool | int | None = None
+    top_logprobs: int | None = None
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)

@@ -35,12 +35,8 @@ HARMLESS_FIELDS = frozenset(
 
 UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     # OpenAI
-    "n": (1,),
-    "n_cmpl": (1,),
-    "best_of": (0, 1),
     "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False, 0),
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -96,11 +92,6 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     # what the answer shows and where it runs
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "n_probs": (0,),
-    "prompt_logprobs": (0, False),
-    "return_tokens": (False,),
-    "return_token_ids": (False,),
-    "timings_per_token": (False,),
     "response_fields": ([],),
     "post_sampling_probs": (False,),
     "truncate_prompt_tokens": (-1,),

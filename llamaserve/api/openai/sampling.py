@@ -45,11 +45,11 @@ def sampling_params(body: GenerationBody, n_vocab: int) -> SamplingParams:
         raise
 
 
-def max_new_tokens(body: GenerationBody) -> int | None:
+def max_new_tokens(body: GenerationBody, *, least: int = 1) -> int | None:
     """The most tokens to generate; None for as many as the context holds.
 
     Of several spellings the first of n_predict, max_completion_tokens and max_tokens counts, as in llama-server.
-    Raises BadRequest, under the name the client used, for a value below 1.
+    Raises BadRequest, under the name the client used, for a value below ``least``.
     """
     for name in ("n_predict", "max_completion_tokens", "max_tokens"):
         value: int | None = getattr(body, name)
@@ -57,8 +57,8 @@ def max_new_tokens(body: GenerationBody) -> int | None:
             continue
         if value == UNTIL_CONTEXT_ENDS:
             return None
-        if value < 1:
-            raise BadRequest(f"{name} is {value}: it must be at least 1, or -1 for no limit", name)
+        if value < least:
+            raise BadRequest(f"{name} is {value}: it must be at least {least}, or -1 for no limit", name)
         return value
     return None
 

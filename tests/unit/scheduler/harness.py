@@ -65,6 +65,7 @@ class Harness:
         priority: Lane = Lane.NORMAL,
         owner: str = "",
         timeout_s: float | None = None,
+        prompt_group: str = "",
     ) -> str:
         """Submit a request; its id. It reuses nothing and leaves nothing unless ``cache_prompt`` says so."""
         name = f"r{next(self._ids)}" if request_id is None else request_id
@@ -80,8 +81,9 @@ class Harness:
             return_progress=return_progress,
             priority=priority,
             owner=owner,
+            prompt_group=prompt_group,
         )
-        self.scheduler.submit(request, timeout_s)
+        self.scheduler.submit(request, timeout_s=timeout_s)
         return name
 
     def tick(self, times: int = 1) -> None:

@@ -66,6 +66,37 @@ def test_an_id_is_free_again_when_the_request_left() -> None:
     assert not inbox.is_cancelled("a")
 
 
+def test_requests_come_in_together_or_not_at_all() -> None:
+    inbox = inbox_with("a", "b", "c")
+    with pytest.raises(QueueFull):
+        inbox.submit(*(Submit(request(name), PROMPT, 0.0) for name in "xy"))
+    assert (inbox.live, inbox.take(), inbox.n_rejected) == ({"a", "b", "c"}, [], 2)
+    inbox.leave("a")
+    entries = [Submit(request(name), PROMPT, 0.0) for name in "xy"]
+    inbox.submit(*entries)
+    assert (inbox.live, inbox.take()) == ({"b", "c", "x", "y"}, entries)
+
+
+@pytest.mark.parametrize("names", ["xa", "xx"])
+def test_an_id_twice_takes_none_of_them_in(names: str) -> None:
+    inbox = inbox_with("a")
+    with pytest.raises(BadRequest, match="in use"):
+        inbox.submit(*(Submit(request(name), PROMPT, 0.0) for name in names))
+    assert (inbox.live, inbox.take()) == ({"a"}, [])
+
+
+def test_a_prompt_that_several_share_waits_once() -> None:
+    """It is computed once too."""
+    tokens = tuple(range(60))
+    inbox = Inbox(n_slots=1, max_queue=0, max_queue_tokens=100)
+    inbox.submit(Submit(request("running"), PROMPT, 0.0))
+    inbox.submit(Submit(request("waiting"), PROMPT, 0.0))
+    prompt = Prompt(token_array(tokens))
+    inbox.submit(*(Submit(GenerationRequest(name, tokens), prompt, 0.0) for name in "xyz"))
+    with pytest.raises(QueueFull, match="61 prompt tokens wait, 60 more"):
+        inbox.submit(Submit(GenerationRequest("w", tokens), prompt, 0.0))
+
+
 def test_the_first_refusal_stays() -> None:
     inbox = inbox_with()
     inbox.refuse(EngineDown("first"))

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamaserve.errors import QueueFull, QueueTokensFull
-from llamaserve.scheduler.queue_limits import QueueLimits
+from llamaserve.scheduler.queue_limits import Comer, QueueLimits
 
 
 def filled(limits: QueueLimits, *sizes: int) -> QueueLimits:
     for n, n_tokens in enumerate(sizes):
-        limits.enter(f"r{n}", n_tokens)
+        limits.enter([Comer(f"r{n}", n_tokens)])
     return limits
 
 
@@ -20,7 +20,7 @@ def test_so_many_wait_behind_the_slots_and_no_more() -> None:
     """S48, K23."""
     limits = filled(QueueLimits(n_slots=4, max_requests=2), *[10] * 6)
     with pytest.raises(QueueFull, match="2 waiting"):
-        limits.enter("more", 10)
+        limits.enter([Comer("more", 10)])
     assert (limits.n_waiting, limits.n_tokens) == (6, 60)
 
 
@@ -31,29 +31,29 @@ def test_that_requests_begin_does_not_change_how_many_fit() -> None:
         for n in range(n_begun):
             limits.begin(f"r{n}")
         with pytest.raises(QueueFull):
-            limits.enter("more", 10)
+            limits.enter([Comer("more", 10)])
         limits.leave("r0")
-        limits.enter("more", 10)
+        limits.enter([Comer("more", 10)])
 
 
 def test_so_many_prompt_tokens_wait_behind_the_slots_and_no_more() -> None:
     limits = filled(QueueLimits(n_slots=1, max_tokens=100), 5000, 60, 40)
     with pytest.raises(QueueTokensFull, match="100 prompt tokens wait, 1 more would pass its limit of 100") as caught:
-        limits.enter("more", 1)
+        limits.enter([Comer("more", 1)])
     assert isinstance(caught.value, QueueFull)
     assert caught.value.limit == 100
     limits.begin("r0")
     with pytest.raises(QueueTokensFull):
-        limits.enter("more", 1)
+        limits.enter([Comer("more", 1)])
     limits.leave("r2")
-    limits.enter("more", 40)
+    limits.enter([Comer("more", 40)])
 
 
 def test_a_prompt_above_the_limit_may_wait_alone() -> None:
     """Or it could never be served."""
     limits = filled(QueueLimits(n_slots=1, max_tokens=100), 10, 5000)
     with pytest.raises(QueueTokensFull, match="5000 prompt tokens wait"):
-        limits.enter("more", 1)
+        limits.enter([Comer("more", 1)])
 
 
 def test_zero_is_without_limit() -> None:
@@ -73,6 +73,31 @@ def test_who_leaves_makes_room_at_once_and_once() -> None:
     assert (limits.n_waiting, limits.n_tokens, limits.n_begun) == (0, 0, 0)
     filled(limits, 10, 20).clear()
     assert (limits.n_waiting, limits.n_tokens, limits.n_begun) == (0, 0, 0)
+
+
+def test_several_come_in_together_or_not_at_all() -> None:
+    limits = filled(QueueLimits(n_slots=2, max_requests=3), 10, 10, 10)
+    with pytest.raises(QueueFull, match="3 waiting"):
+        limits.enter([Comer(f"c{n}", 1) for n in range(3)])
+    assert (limits.n_waiting, limits.n_tokens) == (3, 30)
+    limits.enter([Comer(f"c{n}", 1) for n in range(2)])
+    assert (limits.n_waiting, limits.n_tokens) == (5, 32)
+
+
+def test_several_on_an_idle_server_may_take_slots_and_places() -> None:
+    limits = QueueLimits(n_slots=2, max_requests=3)
+    with pytest.raises(QueueFull):
+        limits.enter([Comer(f"c{n}", 1) for n in range(6)])
+    limits.enter([Comer(f"c{n}", 1) for n in range(5)])
+    assert limits.n_waiting == 5
+
+
+def test_prompts_above_the_limit_may_wait_alone_also_together() -> None:
+    limits = filled(QueueLimits(n_slots=1, max_tokens=100), 10)
+    limits.enter([Comer("a", 80), Comer("b", 80)])
+    limits.begin("r0")
+    with pytest.raises(QueueTokensFull, match="160 prompt tokens wait, 2 more"):
+        limits.enter([Comer("c", 1), Comer("d", 1)])
 
 
 @given(
@@ -98,9 +123,9 @@ def test_counters_agree_with_who_is_there(
             is_long = max_tokens > 0 and bool(behind) and sum(behind) + n_tokens > max_tokens
             if not has_slot and (is_full or is_long):
                 with pytest.raises(QueueFull):
-                    limits.enter(request_id, n_tokens)
+                    limits.enter([Comer(request_id, n_tokens)])
             else:
-                limits.enter(request_id, n_tokens)
+                limits.enter([Comer(request_id, n_tokens)])
                 waiting[request_id] = n_tokens
         elif change == "begin":
             limits.begin(request_id)

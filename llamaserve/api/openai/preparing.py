@@ -1,0 +1,173 @@
+"""From a request's body to what is computed and how it is answered. Runs on threads of its own: bodies, templates and
+tokenisers take their time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from llamaserve.api.openai.answer_plan import AnswerPlan, PlannedPrompt
+from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
+from llamaserve.api.openai.chat_prompt import chat_prompt
+from llamaserve.api.openai.choices import check_choices, choice_requests, choices_per_prompt
+from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
+from llamaserve.api.openai.fields import UnknownFieldLog
+from llamaserve.api.openai.limits import lane, ping_interval_s, timeout_s
+from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.api.openai.shown import shown_by_chat, shown_by_completion
+from llamaserve.chat.prepared import PreparedChat
+from llamaserve.config import HttpConfig
+from llamaserve.errors import BadRequest, ModelNotFound
+from llamaserve.request import MAX_NAME_LENGTH, GenerationRequest
+from llamaserve.service import Service
+
+PREPARING_THREADS = 2
+"""Bodies that are decoded, rendered and tokenised at the same time: one large body must not hold up all others, and
+many must not take the cores and the memory from the model."""
+SESSION_HEADER = "x-session-id"
+"""Names the session where the body does not: routers that keep a session on one server send it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingRequest:
+    """A request as it came, before its body is read."""
+
+    request_id: str
+    body: bytes
+    session_header: str | None
+    timeout_header: str | None
+    priority_header: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request body that was read, rendered and tokenised."""
+
+    requests: tuple[GenerationRequest, ...]
+    """One for each choice."""
+    plan: AnswerPlan
+    is_streamed: bool
+    is_computed: bool
+    """Whether the model has anything to do for it."""
+    timeout_s: float | None
+    """From the queue to the last token."""
+    ping_interval_s: float
+
+
+Prepare = Callable[[Service, IncomingRequest], PreparedRequest]
+
+
+class Preparer:
+    """Prepares requests of both endpoints. ``on_thread`` and ``close``: event loop; the others: any thread."""
+
+    def __init__(self, config: HttpConfig) -> None:
+        self._config = config
+        # Not the loop's pool: what waits for a thread here is dropped when its client leaves, and what runs keeps its
+        # thread until it ends, so that there are never more than these.
+        self._threads = ThreadPoolExecutor(PREPARING_THREADS, thread_name_prefix="llamaserve-prepare")
+        self._unknown_fields = UnknownFieldLog()
+
+    def close(self) -> None:
+        """End the threads; what waits for one is dropped. May be called twice."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def on_thread(self, prepare: Prepare, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+        """Run one of the methods below on a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, prepare, service, incoming)
+
+    def completion(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+        """A request for ``/v1/completions``. Raises RequestError."""
+        body = decode_body(incoming.body, CompletionBody, self._unknown_fields)
+        check_model(body.model, service)
+        shown = shown_by_completion(body)
+        # An answer that shows its prompt need not have a text of its own.
+        max_tokens = max_new_tokens(body, least=0 if shown.has_echo else 1)
+        n_per_prompt, given = choices_per_prompt(body), split_prompts(body)
+        check_choices(len(given), n_per_prompt, service.most_at_once)
+        prompts = plan_prompts(given, body, service.vocab, service.info.n_ctx_seq)
+        plan = AnswerPlan(shown, prompts, n_per_prompt, service.vocab)
+        prompt_tokens = [PreparedChat(prompt.tokens) for prompt in prompts]
+        return self._prepared(body, service, incoming, plan, prompt_tokens, max_tokens=max_tokens)
+
+    def chat(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
+        """A request for ``/v1/chat/completions``. Raises RequestError."""
+        body = decode_body(incoming.body, ChatBody, self._unknown_fields)
+        check_model(body.model, service)
+        shown, n_choices = shown_by_chat(body), choices_per_prompt(body)
+        check_choices(1, n_choices, service.most_at_once)
+        prompt = chat_prompt(
+            body,
+            service.template,
+            service.vocab,
+            service.info.n_ctx_seq,
+            wants_boundaries=service.wants_boundaries,
+        )
+        planned = (PlannedPrompt(prompt.tokens),)
+        plan = AnswerPlan(shown, planned, n_choices, service.vocab, prompt.make_parser)
+        return self._prepared(body, service, incoming, plan, [prompt], max_tokens=max_new_tokens(body))
+
+    def _prepared(
+        self,
+        body: GenerationBody,
+        service: Service,
+        incoming: IncomingRequest,
+        plan: AnswerPlan,
+        prompts: Sequence[PreparedChat],
+        *,
+        max_tokens: int | None,
+    ) -> PreparedRequest:
+        shown = plan.shown
+        is_computed = max_tokens != 0 or shown.n_prompt_logprobs is not None
+        request = GenerationRequest(
+            request_id=incoming.request_id,
+            prompt=(),
+            max_tokens=max_tokens if is_computed else None,
+            stop=stop_strings(body),
+            sampling=sampling_params(body, service.vocab.n_tokens),
+            cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+            cache_salt="" if body.cache_salt is None else body.cache_salt,
+            session=_session(body, incoming.session_header),
+            return_progress=shown.has_progress or shown.is_running,
+            priority=lane(body, incoming.priority_header, self._config.priority_header),
+            logprobs=shown.n_top,
+            prompt_logprobs=shown.n_prompt_logprobs,
+        )
+        return PreparedRequest(
+            choice_requests([_with_prompt(request, prompt) for prompt in prompts], plan.n_per_prompt),
+            plan,
+            is_streamed=body.is_streamed,
+            is_computed=is_computed,
+            timeout_s=timeout_s(body, incoming.timeout_header),
+            ping_interval_s=ping_interval_s(body, self._config.sse_ping_interval_s),
+        )
+
+
+def _with_prompt(request: GenerationRequest, prompt: PreparedChat) -> GenerationRequest:
+    return replace(
+        request,
+        prompt=prompt.tokens,
+        stop=tuple(dict.fromkeys(request.stop + prompt.stops)),
+        boundaries=prompt.boundaries,
+        visible_tokens=prompt.visible_tokens,
+    )
+
+
+def _session(body: GenerationBody, header: str | None) -> str | None:
+    """The body's session, else the header's; an empty header is none."""
+    if body.session is not None or not header:
+        return body.session
+    if len(header) > MAX_NAME_LENGTH:
+        raise BadRequest(
+            f"the header {SESSION_HEADER} has {len(header)} characters: it must have at most {MAX_NAME_LENGTH}",
+            SESSION_HEADER,
+        )
+    return header
+
+
+def check_model(name: str | None, service: Service) -> None:
+    """Raise ModelNotFound for another name than that of the model that is served."""
+    if name and name != service.model_name:
+        raise ModelNotFound(name[:256], service.model_name)
