@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from llamaserve.errors import BadRequest, UnknownOption, shown
+from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from llamaserve.request import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
@@ -45,6 +47,10 @@ class RequestOptions(SamplingOptions, total=False):
     """Requests with different salts reuse nothing of each other; at most 256 characters. None is no salt, as ""."""
     session: str | None
     """The conversation the request belongs to, 1 to 256 characters: what its last request left is kept longer."""
+    schema: Mapping[str, object] | bool | str | None
+    """A JSON Schema that the text is an instance of; as Python values, or as JSON."""
+    grammar: str | GrammarSpec | None
+    """What else restricts the text: a grammar in GBNF, or a ``GrammarSpec``. Not together with a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class ReadOptions:
     """None is the server's default."""
     cache_salt: str
     session: str | None
+    grammar: GrammarSpec | None
 
 
 def read_options(options: RequestOptions) -> ReadOptions:
@@ -81,7 +88,27 @@ def read_options(options: RequestOptions) -> ReadOptions:
         cache_prompt=options.get("cache_prompt"),
         cache_salt=_salt(options.get("cache_salt")),
         session=options.get("session"),
+        grammar=_grammar(options.get("schema"), options.get("grammar")),
     )
+
+
+def _grammar(schema: object, grammar: object) -> GrammarSpec | None:
+    if schema is not None and grammar is not None:
+        raise BadRequest("schema and grammar both restrict the text: give one of them", "grammar")
+    if schema is not None:
+        return GrammarSpec(GrammarKind.JSON_SCHEMA, schema if isinstance(schema, str) else _json(schema))
+    if grammar is None or isinstance(grammar, GrammarSpec):
+        return grammar
+    if not isinstance(grammar, str):
+        raise BadRequest(f"grammar is {shown(grammar)}: it must be a string or a GrammarSpec", "grammar")
+    return GrammarSpec(GrammarKind.GBNF, grammar)
+
+
+def _json(schema: object) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"schema is {shown(schema)}: it cannot be written as JSON: {error}", "schema") from error
 
 
 def _salt(salt: str | None) -> str:

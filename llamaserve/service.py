@@ -19,6 +19,7 @@ from llamaserve.cache.prefix_memory import Holder
 from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.engine.port import Engine, ModelInfo, Vocabulary
 from llamaserve.errors import BadRequest, Cancelled, DeadlineExceeded, EngineDown, shown
+from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.request import Event, Failed, Finished, GenerationRequest
 from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import SchedulerStats
@@ -151,6 +152,7 @@ class Service:
         self._info = engine.info
         self._vocab = engine.vocab
         self._template = template
+        self._grammars = GrammarCompiler(engine.vocab)
         self._delivery = _Delivery()
         self._cache = cache or CacheConfig()
         self._max_queue = config.max_queue
@@ -180,6 +182,11 @@ class Service:
     def template(self) -> ChatTemplate | None:
         """The model's chat template; None when it has none."""
         return self._template
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles restrictions of answers."""
+        return self._grammars
 
     @property
     def failure(self) -> EngineDown | None:
@@ -300,6 +307,7 @@ class Service:
         """Fail what runs with EngineDown, end the thread, shut the engine down. Blocks until that is done; may be
         called twice, and from several threads."""
         self._finalizer.detach()
+        self._grammars.close()
         self._thread.close()
 
     def _begin(

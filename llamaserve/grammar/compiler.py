@@ -21,9 +21,10 @@ from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadGrammar, EngineDown
 from llamaserve.grammar.filler import ParallelFiller
-from llamaserve.grammar.json_schema import Schema, json_path, place_of_fault, read_schema
+from llamaserve.grammar.json_schema import place_of_fault, read_schema
 from llamaserve.grammar.lazy import LazyMatcher, Triggers
 from llamaserve.grammar.matcher import GrammarMatcher, reason
+from llamaserve.grammar.schema_parts import Schema, json_path
 from llamaserve.grammar.sources import grammar_of, schema_grammar
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from llamaserve.grammar.tokens import GrammarTokens, grammar_tokens, mask_bytes

@@ -2,50 +2,23 @@
 
 llguidance reads a text with a lexer: what can match goes on matching as long as it can, and never gives a character
 back. GBNF has no lexer; ``[a-z]* "end"`` would never come to its end. So rules that do not lead back to themselves
-become regular expressions, and whatever of these follows each other becomes one lexeme, in which nothing is greedy. A
-lexeme without a bound before a rule is moved into the beginning of that rule for the same reason. What is left is
-greedy, so a text may be refused that GBNF would take; none is taken that GBNF would refuse.
+become regular expressions, and whatever of these follows each other becomes one lexeme, in which nothing is greedy;
+``gbnf_atoms`` moves lexemes into the rules beside them for the same reason. What is left is greedy, so a text may be
+refused that GBNF would take; none is taken that GBNF would refuse.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 
 from llamaserve.errors import BadGrammar, shown
 from llamaserve.grammar.gbnf import Characters, Choice, Element, Literal, Reference, Repeat, Sequence, TokenElement
+from llamaserve.grammar.gbnf_atoms import Atom, Bodies, Lexeme, Row, RuleAtom, TokenAtom
 from llamaserve.grammar.special import SpecialTexts
 
 MAX_RULES = 4000
 """Of the grammar that is written."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Lexeme:
-    """A regular expression."""
-
-    text: str
-    is_open: bool
-    """Whether it may go on without a bound."""
-    is_moved: bool = False
-    """Whether it came from before the rule: it grows no further then, so that there is an end of moving."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Token:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    name: str
-    counts: str = ""
-    """How often, if not once."""
-
-
-_Atom = _Lexeme | _Token | _Rule
-_Body = list[list[_Atom]]
 
 
 def lark_of_gbnf(rules: Mapping[str, Element], special: SpecialTexts) -> str:
@@ -65,34 +38,39 @@ class _Writer:
         self._regular = self._find_regular()
         self._is_open: dict[str, bool] = {}
         self._terminals: dict[str, str] = {name: f"T{index}" for index, name in enumerate(rules)}
-        self._bodies: dict[str, _Body] = {}
-        self._names: dict[tuple[object, str], str] = {}
-        """Of rules made here: an element, or a rule and the lexeme that was moved into it."""
+        self._is_loose: dict[str, bool] = {}
+        self._bodies = Bodies()
         self._lexemes: dict[str, str] = {}
         """Names of the lexemes that rules have, by their expressions."""
 
     def write(self) -> str:
-        self._measure_open()
-        bodies = {name: self._options(element) for name, element in self._rules.items() if name not in self._regular}
+        self._measure()
+        for name, element in self._rules.items():
+            if name not in self._regular:
+                self._bodies.write(("rule", name), self._options(element))
         if "root" in self._regular:
-            bodies["root"] = [[self._lexeme(Reference("root"))]]
-        self._bodies.update({self._rule_name(name): body for name, body in bodies.items()})
-        done: dict[str, _Body] = {}
-        waiting = [self._rule_name("root")]
-        while waiting:
-            name = waiting.pop()
-            if name in done:
-                continue
-            if len(done) >= MAX_RULES:
-                raise BadGrammar(f"the grammar becomes more than {MAX_RULES} rules: it must be simpler")
-            done[name] = [self._joined(atoms) for atoms in self._bodies[name]]
-            waiting += [atom.name for atoms in done[name] for atom in atoms if isinstance(atom, _Rule)]
+            self._bodies.write(("rule", "root"), [[self._lexeme(Reference("root"))]])
         start = self._rule_name("root")
+        written = self._reached(start)
         lines = [f"start: {start}"]
-        lines += [f"{name}: " + " | ".join(map(self._written, body)) for name, body in done.items()]
+        lines += [f"{name}: " + " | ".join(map(self._written, rows)) for name, rows in written.items()]
         lines += [f"{name}: {text}" for text, name in self._lexemes.items()]
         lines += [f"{self._terminals[name]}: {self._expression(self._rules[name])}" for name in sorted(self._regular)]
         return "\n".join(lines)
+
+    def _reached(self, start: str) -> Mapping[str, list[Row]]:
+        """The rules that a text needs, ready to be written."""
+        reached: dict[str, list[Row]] = {}
+        waiting = [start]
+        while waiting:
+            name = waiting.pop()
+            if name in reached:
+                continue
+            if len(reached) >= MAX_RULES:
+                raise BadGrammar(f"the grammar becomes more than {MAX_RULES} rules: it must be simpler")
+            reached[name] = [self._bodies.joined(row) for row in self._bodies[name]]
+            waiting += [atom.name for row in reached[name] for atom in row if isinstance(atom, RuleAtom)]
+        return reached
 
     # What is a regular expression.
 
@@ -115,7 +93,7 @@ class _Writer:
                     regular.append(user)
         return frozenset(regular)
 
-    def _measure_open(self) -> None:
+    def _measure(self) -> None:
         """In an order in which every rule comes after those it refers to."""
         waiting = list(self._regular)
         while waiting:
@@ -129,6 +107,7 @@ class _Writer:
                 waiting += [name, *missing]
             else:
                 self._is_open[name] = self._goes_on(self._rules[name])
+                self._is_loose[name] = self._ends_loosely(self._rules[name])
 
     def _goes_on(self, element: Element) -> bool:
         return any(
@@ -136,6 +115,18 @@ class _Writer:
             or (isinstance(part, Reference) and self._is_open[part.name])
             for part in _parts(element)
         )
+
+    def _ends_loosely(self, element: Element) -> bool:
+        """Whether a text of it may be followed by more of it."""
+        if isinstance(element, Repeat):
+            return element.least != element.most or self._ends_loosely(element.element)
+        if isinstance(element, Reference):
+            return self._is_loose[element.name]
+        if isinstance(element, Sequence):
+            return bool(element.elements) and self._ends_loosely(element.elements[-1])
+        if isinstance(element, Choice):
+            return _has_beginnings(element) or any(map(self._ends_loosely, element.options))
+        return False
 
     def _spells_token(self, element: Element) -> bool:
         return isinstance(element, Literal) and self._special.is_in(element.text)
@@ -148,8 +139,8 @@ class _Writer:
             for part in _parts(element)
         )
 
-    def _lexeme(self, element: Element) -> _Lexeme:
-        return _Lexeme(self._expression(element), self._goes_on(element))
+    def _lexeme(self, element: Element) -> Lexeme:
+        return Lexeme(self._expression(element), self._goes_on(element), self._ends_loosely(element))
 
     def _expression(self, element: Element) -> str:
         """A regular element, as the right side of a terminal; with brackets where it needs them beside others."""
@@ -169,26 +160,26 @@ class _Writer:
 
     # What is not.
 
-    def _options(self, element: Element) -> _Body:
+    def _options(self, element: Element) -> list[Row]:
         """An element as alternatives of atoms."""
         if isinstance(element, Choice):
             return [atoms for option in element.options for atoms in self._options(option)]
         return [list(self._atoms(element))]
 
-    def _atoms(self, element: Element) -> Iterator[_Atom]:
+    def _atoms(self, element: Element) -> Iterator[Atom]:
         if self._is_regular(element):
             yield self._lexeme(element)
         elif isinstance(element, Sequence):
             for part in element.elements:
                 yield from self._atoms(part)
         elif isinstance(element, Reference):
-            yield _Rule(self._rule_name(element.name))
+            yield RuleAtom(self._rule_name(element.name))
         elif isinstance(element, Choice):
-            yield _Rule(self._made_rule(element))
+            yield RuleAtom(self._made_rule(element))
         elif isinstance(element, Repeat):
-            yield _Rule(self._made_rule(element.element), _counts(element))
+            yield RuleAtom(self._made_rule(element.element), _counts(element))
         elif isinstance(element, TokenElement):
-            yield _Token(self._token(element))
+            yield TokenAtom(self._token(element))
         elif isinstance(element, Literal):
             yield from self._spelled(element.text)
 
@@ -199,54 +190,33 @@ class _Writer:
             raise BadGrammar(f"the grammar has the token {shown(name)}, which is no control token of this model")
         return f"<[^{token}]>" if element.is_inverse else f"<[{token}]>"
 
-    def _spelled(self, text: str) -> Iterator[_Atom]:
+    def _spelled(self, text: str) -> Iterator[Atom]:
         """A literal in which control tokens are spelled."""
         for part, token in self._special.split(text):
             if token is None:
                 yield self._lexeme(Literal(part))
             else:
-                spelled = _Lexeme(self._expression(Literal(part)), is_open=False)
-                yield _Rule(self._made(("spelled", part), [[_Token(f"<[{token}]>")], [spelled]]))
+                spelled = Lexeme(self._expression(Literal(part)), is_open=False, is_loose=False)
+                rows: list[Row] = [[TokenAtom(f"<[{token}]>")], [spelled]]
+                yield RuleAtom(self._bodies.write(("spelled", part), rows))
 
-    # Rules that are made.
+    # Rules.
 
     def _rule_name(self, name: str) -> str:
-        return self._names.setdefault(("rule", name), f"r{len(self._names)}")
+        return self._bodies.name(("rule", name))
 
     def _made_rule(self, element: Element) -> str:
         """A rule for an element in brackets."""
-        key = (element, "")
-        return self._names[key] if key in self._names else self._made(key, self._options(element))
+        key = ("element", element)
+        return self._bodies.name(key) if self._bodies.has(key) else self._bodies.write(key, self._options(element))
 
-    def _made(self, key: tuple[object, str], body: _Body) -> str:
-        if key not in self._names:
-            self._names[key] = name = f"r{len(self._names)}"
-            self._bodies[name] = body
-        return self._names[key]
+    def _written(self, row: Row) -> str:
+        return " ".join(map(self._atom_text, row)) or '""'
 
-    def _joined(self, atoms: Iterable[_Atom]) -> list[_Atom]:
-        """With one lexeme where several follow each other, and open ones moved into the rule they stand before."""
-        joined: list[_Atom] = []
-        for atom in atoms:
-            last = joined[-1] if joined else None
-            if isinstance(last, _Lexeme) and isinstance(atom, _Lexeme):
-                may_move = (last.is_open or atom.is_open) and not last.is_moved
-                joined[-1] = _Lexeme(f"{last.text} {atom.text}", may_move, last.is_moved)
-            elif isinstance(last, _Lexeme) and last.is_open and isinstance(atom, _Rule) and not atom.counts:
-                moved = replace(last, is_moved=True)
-                body = [[moved, *alternative] for alternative in self._bodies[atom.name]]
-                joined[-1] = _Rule(self._made((moved, atom.name), body))
-            else:
-                joined.append(atom)
-        return joined
-
-    def _written(self, atoms: list[_Atom]) -> str:
-        return " ".join(map(self._atom_text, atoms)) or '""'
-
-    def _atom_text(self, atom: _Atom) -> str:
-        if isinstance(atom, _Lexeme):
+    def _atom_text(self, atom: Atom) -> str:
+        if isinstance(atom, Lexeme):
             return self._lexemes.setdefault(atom.text, f"L{len(self._lexemes)}")
-        return atom.text if isinstance(atom, _Token) else atom.name + atom.counts
+        return atom.text if isinstance(atom, TokenAtom) else atom.name + atom.counts
 
 
 def _parts(element: Element) -> Iterator[Element]:
@@ -261,6 +231,13 @@ def _parts(element: Element) -> Iterator[Element]:
             waiting += part.options
         elif isinstance(part, Repeat):
             waiting.append(part.element)
+
+
+def _has_beginnings(choice: Choice) -> bool:
+    """Whether one option may be the beginning of another: certain for texts only, assumed for nothing at all."""
+    texts = [option.text for option in choice.options if isinstance(option, Literal)]
+    has_empty = any(isinstance(option, Sequence) and not option.elements for option in choice.options)
+    return has_empty or any(one is not other and other.startswith(one) for one in texts for other in texts)
 
 
 def _counts(element: Repeat) -> str:

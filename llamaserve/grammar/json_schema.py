@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from llamaserve.errors import BadGrammar, shown
+from llamaserve.grammar.finite import without_endless
+from llamaserve.grammar.schema_parts import (
+    LISTS_OF_SCHEMAS,
+    MAPS_OF_SCHEMAS,
+    SCHEMAS,
+    Path,
+    Schema,
+    children,
+    json_path,
+    parts,
+)
 
 MAX_DEPTH = 64
 """Objects and arrays of the schema within each other."""
@@ -22,26 +33,6 @@ MAX_PATTERNS_LENGTH = 8_000
 MAX_TRIES = 100
 """Parts of a schema that are compiled to find the one at fault."""
 
-Schema = bool | Mapping[str, object]
-Path = tuple[str | int, ...]
-
-_MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_LISTS_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_SCHEMAS = frozenset(
-    {
-        "items",
-        "additionalItems",
-        "additionalProperties",
-        "contains",
-        "propertyNames",
-        "not",
-        "if",
-        "then",
-        "else",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    }
-)
 _WITHOUT_EFFECT: Mapping[str, tuple[object, ...]] = {
     "uniqueItems": (False,),
     "unevaluatedProperties": (True,),
@@ -58,7 +49,8 @@ _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[(?P<names>.*)\]")
 
 
 def read_schema(source: str) -> Schema:
-    """A schema from JSON, checked against the limits, without what has no effect.
+    """A schema from JSON, checked against the limits, without what has no effect, and with ``false`` where
+    there would be no end.
 
     Raises BadGrammar.
     """
@@ -69,12 +61,10 @@ def read_schema(source: str) -> Schema:
     if not isinstance(schema, (bool, dict)):
         raise BadGrammar(f"the schema is {shown(schema)}: it must be an object, or true or false")
     _check_limits(schema)
-    return cast("Schema", _cleaned(schema))
-
-
-def json_path(path: Path) -> str:
-    """A place in the schema as people write it; "" for the whole."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+    finite = without_endless(cast("Schema", _cleaned(schema)))
+    if finite is False and schema is not False:
+        raise BadGrammar("no text is an instance of the schema: what it requires has no end")
+    return finite
 
 
 def place_of_fault(schema: Schema, message: str, compiles: Callable[[Schema], str | None]) -> Path:
@@ -83,7 +73,7 @@ def place_of_fault(schema: Schema, message: str, compiles: Callable[[Schema], st
     match = _UNKNOWN_KEYS.search(message)
     if match is not None:
         names = set(json.loads(f"[{match['names']}]"))
-        for path, part in _parts(schema):
+        for path, part in parts(schema):
             if isinstance(part, dict) and (found := sorted(names & part.keys())):
                 return (*path, found[0])
     return _innermost(schema, message, compiles)
@@ -95,7 +85,7 @@ def _innermost(schema: Schema, message: str, compiles: Callable[[Schema], str | 
     n_tries = 0
     within = schema
     while True:
-        for step, part in _children(within):
+        for step, part in children(within):
             n_tries += 1
             if n_tries > MAX_TRIES:
                 return place
@@ -107,27 +97,6 @@ def _innermost(schema: Schema, message: str, compiles: Callable[[Schema], str | 
             return place
 
 
-def _parts(schema: Schema) -> Iterator[tuple[Path, Schema]]:
-    """The schema and every schema in it, outer ones first."""
-    waiting: list[tuple[Path, Schema]] = [((), schema)]
-    for path, part in waiting:  # grows on the way
-        yield path, part
-        waiting += [((*path, *step), child) for step, child in _children(part)]
-
-
-def _children(schema: Schema) -> Iterator[tuple[Path, Schema]]:
-    """The schemas directly within one."""
-    if not isinstance(schema, dict):
-        return
-    for key, value in schema.items():
-        if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
-            yield from (((key, name), child) for name, child in value.items() if isinstance(child, (bool, dict)))
-        elif isinstance(value, list) and (key in _LISTS_OF_SCHEMAS or key == "items"):
-            yield from (((key, index), child) for index, child in enumerate(value) if isinstance(child, (bool, dict)))
-        elif key in _SCHEMAS and isinstance(value, (bool, dict)):
-            yield (key,), value
-
-
 def _cleaned(schema: object) -> object:
     """A copy without keywords that ask for nothing. Goes as deep as ``MAX_DEPTH``."""
     if not isinstance(schema, dict):
@@ -136,12 +105,12 @@ def _cleaned(schema: object) -> object:
     for key, value in schema.items():
         if any(_is_same(value, neutral) for neutral in _WITHOUT_EFFECT.get(key, ())):
             continue
-        if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+        if key in MAPS_OF_SCHEMAS and isinstance(value, dict):
             cleaned[key] = {name: _cleaned(child) for name, child in value.items()}
-        elif isinstance(value, list) and (key in _LISTS_OF_SCHEMAS or key == "items"):
+        elif isinstance(value, list) and (key in LISTS_OF_SCHEMAS or key == "items"):
             cleaned[key] = [_cleaned(child) for child in value]
         else:
-            cleaned[key] = _cleaned(value) if key in _SCHEMAS else value
+            cleaned[key] = _cleaned(value) if key in SCHEMAS else value
     return cleaned
 
 

@@ -27,13 +27,13 @@ class GrammarMatcher:
         """As the grammar says. Raises BadGrammar where it became too large to go on, or allows nothing."""
         if self._mask is None:
             self.keep_mask(self.matcher.compute_bitmask())
-        if self.matcher.is_error() or self._mask is None:
+        if self.matcher.is_error() or self._mask is None or self._mask.count(0) == len(self._mask):
             raise BadGrammar(f"the grammar cannot go on: {reason(self.matcher)}")
         return self._mask
 
     def keep_mask(self, mask: bytes) -> None:
         """Take a mask that was computed elsewhere."""
-        self._mask = mask[: len(self._tokens.all_but_ends)]
+        self._mask = mask
 
     @property
     def has_mask(self) -> bool:

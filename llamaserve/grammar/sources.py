@@ -13,7 +13,8 @@ from llguidance import LLMatcher, regex_to_lark
 from llamaserve.errors import BadGrammar, shown
 from llamaserve.grammar.gbnf import read_gbnf
 from llamaserve.grammar.gbnf_lark import lark_of_gbnf
-from llamaserve.grammar.json_schema import MAX_PATTERN_LENGTH, Schema, read_schema
+from llamaserve.grammar.json_schema import MAX_PATTERN_LENGTH, read_schema
+from llamaserve.grammar.schema_parts import Schema
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from llamaserve.grammar.tokens import GrammarTokens
 

@@ -41,7 +41,10 @@ class GrammarTokens:
 
 
 def grammar_tokens(vocab: Vocabulary) -> GrammarTokens:
-    """Read a whole vocabulary: about a microsecond a token, and seconds for the largest."""
+    """Read a whole vocabulary: some microseconds a token, and seconds for the largest.
+
+    Raises BadGrammar where no token ends a text.
+    """
     pieces: list[bytes] = []
     special: dict[str, int] = {}
     ends: list[int] = []
@@ -59,13 +62,12 @@ def grammar_tokens(vocab: Vocabulary) -> GrammarTokens:
             if written and not is_end:
                 special.setdefault(written.decode(errors="replace"), token)
         pieces.append(piece)
-    if not ends:  # llguidance wants one: then it is one behind the vocabulary, which no mask shows
-        ends, pieces = [vocab.n_tokens], [*pieces, _SPECIAL_MARKER + b"<end>"]
+    if not ends:
+        raise BadGrammar("this model has no token that ends a text: its answers cannot be restricted")
     words = _Words(pieces, controls, ends)
     words.tokenizer = LLTokenizer(TokenizerWrapper(words), eos_token=ends)
-    real_ends = [token for token in ends if token < vocab.n_tokens]
-    mask = _all_but(real_ends, vocab.n_tokens)
-    return GrammarTokens(vocab, words.tokenizer, SpecialTexts(special), frozenset(real_ends), mask)
+    mask = _all_but(ends, vocab.n_tokens)
+    return GrammarTokens(vocab, words.tokenizer, SpecialTexts(special), frozenset(ends), mask)
 
 
 class _Words:

@@ -18,8 +18,10 @@ class Intake(NamedTuple):
     """Why the request ends with it; None if it goes on."""
 
 
-def take_token(work: Work, token: int, output: RowOutput, *, now: float, n_ctx_seq: int) -> Intake:
-    """Add a drawn token to its request (E7)."""
+def take_token(
+    work: Work, token: int, output: RowOutput, *, now: float, n_ctx_seq: int, is_complete: bool = False
+) -> Intake:
+    """Add a drawn token to its request (E7). ``is_complete``: its restriction wants it to be the last."""
     if work.first_token_at is None:
         work.first_token_at = now
     is_eog = output.is_eog
@@ -34,6 +36,7 @@ def take_token(work: Work, token: int, output: RowOutput, *, now: float, n_ctx_s
         max_tokens=work.request.max_tokens,
         n_prompt=work.n_prompt,
         n_ctx_seq=n_ctx_seq,
+        is_complete=is_complete,
     )
     if reason is not None:
         text += work.text.flush()

@@ -18,6 +18,7 @@ from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan
 from llamaserve.errors import (
+    BadGrammar,
     Cancelled,
     ContextFull,
     DeadlineExceeded,
@@ -29,6 +30,7 @@ from llamaserve.errors import (
 from llamaserve.request import Event, Failed, Finished, GenerationRequest, Progress
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.admission_queue import AdmissionQueue
+from llamaserve.scheduler.constraining import ends_now, row_masks
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
 from llamaserve.scheduler.intake import finished, take_token
 from llamaserve.scheduler.kv_pressure import Runner, choose_victim, has_common_prefix, n_missing
@@ -432,7 +434,16 @@ class Scheduler:
             self._slots[seq_id].working.n_waited = n_waited
         plan = self._with_room(decision.plan)
         seq_ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
-        return _Step(plan, [self._slots[seq_id] for seq_id in seq_ids], decision.shape)
+        return self._restricted(_Step(plan, [self._slots[seq_id] for seq_id in seq_ids], decision.shape))
+
+    def _restricted(self, step: _Step) -> _Step | None:
+        """With its masks. A request whose restriction cannot go on ends, and the others have another step."""
+        masks, failed = row_masks(step.plan, step.slots)
+        if failed:
+            for slot, error in failed:
+                self._end(slot, Failed(error))
+            return self._decide()
+        return replace(step, plan=replace(step.plan, masks=masks)) if masks else step
 
     def _catch_up(self) -> Collection[int]:
         """Have those that wait for others' tokens adopt them; the sequences that go on waiting."""
@@ -575,7 +586,16 @@ class Scheduler:
             self._end(slot, Failed(DecodeFailed(f"the engine drew no token for sequence {slot.seq_id}")))
             return
         self._watch_token(work, now)
-        delta, reason = take_token(work, token, output, now=now, n_ctx_seq=self._info.n_ctx_seq)
+        if work.constraint is not None:
+            try:
+                work.constraint.accept(token)
+            except BadGrammar as error:
+                self._end(slot, Failed(error))
+                return
+        is_complete = ends_now(work, is_decoding_ahead=bool(self._engine.ahead_rows))
+        delta, reason = take_token(
+            work, token, output, now=now, n_ctx_seq=self._info.n_ctx_seq, is_complete=is_complete
+        )
         if not output.is_eog:
             self._counters.generated_tokens += 1
         if delta is not None:

@@ -35,6 +35,7 @@ class Work:
     __slots__ = (
         "admitted_at",
         "admitted_order",
+        "constraint",
         "first_token_at",
         "generated",
         "is_recomputing",
@@ -68,6 +69,7 @@ class Work:
         self.n_prompt = len(request.prompt)
         self.generated: list[int] = []
         self.text = TokenText(request.stop)
+        self.constraint = None if request.constraint is None else request.constraint.begin()
         self.submitted_at = submitted_at
         self.admitted_at = admitted_at
         self.admitted_order = admitted_order

@@ -296,6 +296,8 @@ def test_every_sampling_parameter_is_a_keyword_and_reaches_the_engine(served: Se
         "cache_prompt",
         "cache_salt",
         "session",
+        "schema",
+        "grammar",
     }
     given: SamplingOptions = {
         "temperature": 0.5,

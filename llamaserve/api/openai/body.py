@@ -59,6 +59,16 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
+    response_format: dict[str, object] | None = None
+    json_schema: dict[str, object] | str | bool | None = None
+    grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    guided_json: dict[str, object] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, object] | None = None
 
     @property
     def is_streamed(self) -> bool:

@@ -30,6 +30,7 @@ HARMLESS_FIELDS = frozenset(
         "n_keep",
         "n_discard",
         "request_id",
+        "guided_decoding_backend",
     }
 )
 
@@ -43,7 +44,6 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "parallel_tool_calls": (False, True),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"}, {}),
     "modalities": (["text"], []),
     "audio": (),
     "prediction": (),
@@ -55,16 +55,9 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "thinking_budget_tokens": (-1,),
     "thinking_token_budget": (-1,),
     "verbosity": ("medium",),
-    # structured output, in the words of several servers
-    "grammar": ("",),
-    "json_schema": ({}, ""),
-    "guided_json": (),
-    "guided_regex": ("",),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "structured_outputs": ({},),
-    "regex": ("",),
-    "ebnf": ("",),
+    # structured output
+    "guided_whitespace_pattern": ("",),
+    "structural_tag": ("",),
     # the chat template
     "chat_template": (),
     "chat_template_kwargs": ({},),

@@ -18,8 +18,10 @@ from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.limits import lane, ping_interval_s, timeout_s
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.openai.shown import shown_by_chat, shown_by_completion
+from llamaserve.api.openai.structured import chat_constraint, structured_constraint, wanted_grammar
 from llamaserve.chat.prepared import PreparedChat
 from llamaserve.config import HttpConfig
+from llamaserve.constraint import Constraint
 from llamaserve.errors import BadRequest, ModelNotFound
 from llamaserve.request import MAX_NAME_LENGTH, GenerationRequest
 from llamaserve.service import Service
@@ -90,7 +92,10 @@ class Preparer:
         prompts = plan_prompts(given, body, service.vocab, service.info.n_ctx_seq)
         plan = AnswerPlan(shown, prompts, n_per_prompt, service.vocab)
         prompt_tokens = [PreparedChat(prompt.tokens) for prompt in prompts]
-        return self._prepared(body, service, incoming, plan, prompt_tokens, max_tokens=max_tokens)
+        constraint = structured_constraint(body, service.grammars)
+        return self._prepared(
+            body, service, incoming, plan, prompt_tokens, max_tokens=max_tokens, constraint=constraint
+        )
 
     def chat(self, service: Service, incoming: IncomingRequest) -> PreparedRequest:
         """A request for ``/v1/chat/completions``. Raises RequestError."""
@@ -98,16 +103,21 @@ class Preparer:
         check_model(body.model, service)
         shown, n_choices = shown_by_chat(body), choices_per_prompt(body)
         check_choices(1, n_choices, service.most_at_once)
+        wanted = wanted_grammar(body)
         prompt = chat_prompt(
             body,
             service.template,
             service.vocab,
             service.info.n_ctx_seq,
             wants_boundaries=service.wants_boundaries,
+            wants_content_mark=wanted is not None,
         )
         planned = (PlannedPrompt(prompt.tokens),)
         plan = AnswerPlan(shown, planned, n_choices, service.vocab, prompt.make_parser)
-        return self._prepared(body, service, incoming, plan, [prompt], max_tokens=max_new_tokens(body))
+        constraint = chat_constraint(prompt, wanted, service.grammars, service.vocab)
+        return self._prepared(
+            body, service, incoming, plan, [prompt], max_tokens=max_new_tokens(body), constraint=constraint
+        )
 
     def _prepared(
         self,
@@ -118,6 +128,7 @@ class Preparer:
         prompts: Sequence[PreparedChat],
         *,
         max_tokens: int | None,
+        constraint: Constraint | None,
     ) -> PreparedRequest:
         shown = plan.shown
         is_computed = max_tokens != 0 or shown.n_prompt_logprobs is not None
@@ -134,6 +145,7 @@ class Preparer:
             priority=lane(body, incoming.priority_header, self._config.priority_header),
             logprobs=shown.n_top,
             prompt_logprobs=shown.n_prompt_logprobs,
+            constraint=constraint,
         )
         return PreparedRequest(
             choice_requests([_with_prompt(request, prompt) for prompt in prompts], plan.n_per_prompt),
