@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from llamaserve.chat.message import MessageParser
 from llamaserve.request import Event, Failed, Finished, FinishReason, TextDelta, Timings
 
 
@@ -52,6 +53,16 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function the model calls."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object, as the model wrote it; not whole if the answer was cut off."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatCompletion:
     """The model's answer in a chat."""
 
@@ -60,16 +71,45 @@ class ChatCompletion:
     usage: Usage
     timings: Timings
     role: str = "assistant"
+    reasoning: str = ""
+    """What the model thought before, where its template knows reasoning."""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
-    def message(self) -> dict[str, str]:
+    def message(self) -> dict[str, object]:
         """The answer as a message, to append to the conversation."""
-        return {"role": self.role, "content": self.content}
+        message: dict[str, object] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return message
 
     @classmethod
-    def of(cls, completion: Completion) -> ChatCompletion:
-        """The answer in the continuation of a rendered conversation."""
-        return cls(completion.text, completion.finish_reason, completion.usage, completion.timings)
+    def of(cls, completion: Completion, parser: MessageParser) -> ChatCompletion:
+        """The answer in the continuation of a rendered conversation, as its parser reads it."""
+        content, reasoning = "", ""
+        calls: list[ToolCall] = []
+        for delta in (*parser.feed(completion.text), *parser.finish()):
+            content += delta.content
+            reasoning += delta.reasoning
+            for part in delta.tool_calls:
+                if part.id is not None and part.name is not None:
+                    calls.append(ToolCall(part.id, part.name, part.arguments))
+                else:
+                    call = calls[part.index]
+                    calls[part.index] = replace(call, arguments=call.arguments + part.arguments)
+        return cls(
+            content,
+            completion.finish_reason,
+            completion.usage,
+            completion.timings,
+            reasoning=reasoning,
+            tool_calls=tuple(calls),
+        )
 
 
 class CompletionBuilder:

@@ -141,6 +141,8 @@ class GenerationRequest:
     """The same for the tokens of the prompt, which is then computed anew; None = none."""
     constraint: Constraint | None = None
     """What its tokens may be; None = any."""
+    visible_tokens: Mapping[int, bytes] = field(default_factory=dict)
+    """Control tokens that its text shows, with how they are written; no other is seen."""
     prompt_group: str = ""
     """A secret name: requests that have the same share what is computed of their prompt among themselves although
     ``cache_prompt`` is off. Nothing of it is left when the last of them ends. "" is none."""

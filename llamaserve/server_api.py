@@ -17,7 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llamaserve.chat.boundaries import message_boundaries
+from llamaserve.chat.prepared import PreparedChat, prepare_chat
+from llamaserve.chat.restriction import chat_restriction
+from llamaserve.chat.template import ChatOptions
+from llamaserve.chat.tools import read_tool_use
 from llamaserve.completion import ChatCompletion, CompletedTokens, Completion, CompletionBuilder
 from llamaserve.config import CacheConfig, EngineConfig, FlashAttention, Profile, SchedulerConfig, split_options
 from llamaserve.errors import BadRequest, BadTemplate, BadToken, ConfigError, UnknownOption, shown
@@ -36,6 +39,10 @@ Prompt = str | Sequence[int]
 """A text, or token ids."""
 Messages = Sequence[Mapping[str, object]]
 """Chat messages as OpenAI has them: ``role`` and ``content`` each."""
+Tools = Sequence[Mapping[str, object]]
+"""Functions the model may call, as OpenAI has them: ``type`` and ``function`` each."""
+ToolChoice = str | Mapping[str, object]
+""""none", "auto", "required", or the one to call."""
 MakeRequest = Callable[[ReadOptions], GenerationRequest]
 
 
@@ -137,31 +144,50 @@ class Server:
         """As ``stream``: ``async for text in server.astream(…)``. Errors of the prompt come with the first step."""
         return AsyncTextStream(self._aevents(partial(self._request, prompt), read_options(options)))
 
-    def chat(self, messages: Messages, **options: Unpack[RequestOptions]) -> ChatCompletion:
-        """Answer a conversation, written with the model's own template. Raises BadTemplate when it has none or
-        cannot write these messages."""
-        return ChatCompletion.of(_fold(self._events(partial(self._chat_request, messages), read_options(options))))
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        parallel_tool_calls: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ChatCompletion:
+        """Answer a conversation, written with the model's own template; ``tools`` and what follows as OpenAI has them.
+        Raises BadTemplate when the model has no template, or it cannot write these messages."""
+        read = read_options(options)
+        chat = self._prepare_chat(messages, read, _chat_options(tools, tool_choice, parallel_tool_calls))
+        return ChatCompletion.of(_fold(self._events(partial(self._chat_request, chat), read)), chat.make_parser())
 
-    async def achat(self, messages: Messages, **options: Unpack[RequestOptions]) -> ChatCompletion:
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        parallel_tool_calls: bool | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ChatCompletion:
         """As ``chat``."""
-        events = self._aevents(partial(self._chat_request, messages), read_options(options))
-        return ChatCompletion.of(await _afold(events))
+        read = read_options(options)
+        asked = _chat_options(tools, tool_choice, parallel_tool_calls)
+        chat = await asyncio.to_thread(self._prepare_chat, messages, read, asked)
+        completion = await _afold(self._aevents(partial(self._chat_request, chat), read))
+        return ChatCompletion.of(completion, chat.make_parser())
 
     def chat_stream(self, messages: Messages, **options: Unpack[RequestOptions]) -> TextStream:
-        """Answer a conversation, text by text as it comes."""
-        return TextStream(self._events(partial(self._chat_request, messages), read_options(options)))
+        """Answer a conversation, text by text as the model writes it: reasoning is not told apart."""
+        return TextStream(self._events(partial(self._text_chat_request, messages), read_options(options)))
 
     def achat_stream(self, messages: Messages, **options: Unpack[RequestOptions]) -> AsyncTextStream:
         """As ``chat_stream``: ``async for text in server.achat_stream(…)``."""
-        return AsyncTextStream(self._aevents(partial(self._chat_request, messages), read_options(options)))
+        return AsyncTextStream(self._aevents(partial(self._text_chat_request, messages), read_options(options)))
 
     def _request(self, prompt: Prompt, options: ReadOptions) -> GenerationRequest:
         """Tokenises a text, so it may take a while."""
         return self._token_request(self.tokenize(prompt) if isinstance(prompt, str) else _token_ids(prompt), options)
 
-    def _token_request(
-        self, tokens: Sequence[int], options: ReadOptions, boundaries: tuple[int, ...] = ()
-    ) -> GenerationRequest:
+    def _token_request(self, tokens: Sequence[int], options: ReadOptions) -> GenerationRequest:
         cache_prompt = options.cache_prompt
         return GenerationRequest(
             f"python-{uuid.uuid4().hex}",
@@ -172,22 +198,38 @@ class Server:
             cache_prompt=self._service.cache.cache_prompt if cache_prompt is None else cache_prompt,
             cache_salt=options.cache_salt,
             session=options.session,
-            boundaries=boundaries,
             constraint=None if options.grammar is None else self._service.grammars.compile(options.grammar),
         )
 
-    def _chat_request(self, messages: Messages, options: ReadOptions) -> GenerationRequest:
+    def _prepare_chat(self, messages: Messages, options: ReadOptions, asked: ChatOptions) -> PreparedChat:
+        """Renders and tokenises, so it may take a while."""
         _check_messages(messages)
         template = self._service.template
         if template is None:
             raise BadTemplate("the model has no chat template; use generate with a prompt")
-        rendered = template.render(messages)
-        stops = tuple(dict.fromkeys((*options.stop, *rendered.stops)))
-        tokens = self.tokenize(rendered.prompt)
-        boundaries: tuple[int, ...] = ()
-        if self._service.wants_boundaries:
-            boundaries = message_boundaries(template, messages, self._service.vocab, tokens)
-        return self._token_request(tokens, replace(options, stop=stops), boundaries)
+        return prepare_chat(
+            messages,
+            template,
+            self._service.vocab,
+            self.tokenize,
+            replace(asked, wants_content_mark=options.grammar is not None),
+            wants_boundaries=self._service.wants_boundaries,
+        )
+
+    def _chat_request(self, chat: PreparedChat, options: ReadOptions) -> GenerationRequest:
+        service = self._service
+        request = self._token_request(chat.tokens, replace(options, grammar=None))
+        return replace(
+            request,
+            stop=tuple(dict.fromkeys((*request.stop, *chat.stops))),
+            boundaries=chat.boundaries,
+            visible_tokens=chat.visible_tokens,
+            constraint=chat_restriction(chat, options.grammar, service.grammars.compile, service.vocab),
+        )
+
+    def _text_chat_request(self, messages: Messages, options: ReadOptions) -> GenerationRequest:
+        chat = self._prepare_chat(messages, options, ChatOptions(extract_reasoning=False))
+        return self._chat_request(replace(chat, visible_tokens={}), options)
 
     def _events(self, make_request: MakeRequest, options: ReadOptions) -> Generator[Event, None, None]:
         """The events of a request that is made now and queued at the first step."""
@@ -199,6 +241,11 @@ class Server:
         async with aclosing(self._service.stream(request, timeout_s=options.timeout_s)) as events:
             async for event in events:
                 yield event
+
+
+def _chat_options(tools: Tools | None, tool_choice: ToolChoice | None, parallel_tool_calls: bool | None) -> ChatOptions:
+    use = read_tool_use(tools, tool_choice)
+    return ChatOptions(tools=use.tools, must_call=use.must_call, parallel_calls=parallel_tool_calls)
 
 
 def _fold(events: Generator[Event, None, None]) -> Completion:

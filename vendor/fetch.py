@@ -24,8 +24,11 @@ VENDOR = Path(__file__).resolve().parent
 SOURCE = VENDOR / "llama.cpp"
 LOCK = VENDOR / "llama-cpp-python.lock"
 STAMP_NAME = ".llamaserve-pin"
-# What no build of ours reads: leaving it out halves the unpacked size, and .git points at a history that is not there.
+# What no build or test of ours reads: leaving it out halves the unpacked size, and .git points at a history that is not
+# there. Of the models the chat templates are kept: tests render them.
 UNUSED = ("models", "media", "docs", ".git")
+TEMPLATES = ("models", "templates")
+LAYOUT = 2  # raised when other files are unpacked
 
 
 class FetchError(Exception):
@@ -42,7 +45,7 @@ class Pin:
     @property
     def stamp(self) -> str:
         """Text that marks an unpacked source of this pin."""
-        return f"{self.requirement} {self.sha256}\n"
+        return f"{self.requirement} {self.sha256} {LAYOUT}\n"
 
 
 def read_pin(lock: Path = LOCK) -> Pin:
@@ -113,7 +116,7 @@ def unpack(archive: Path, pin: Pin, source: Path = SOURCE) -> None:
         with tarfile.open(archive) as tar:
             for member in tar:
                 parts = Path(member.name).parts
-                if parts[1:3] != ("vendor", "llama.cpp") or len(parts) < 4 or parts[3] in UNUSED:
+                if parts[1:3] != ("vendor", "llama.cpp") or len(parts) < 4 or is_unused(parts[3:]):
                     continue
                 if not (member.isfile() or member.isdir()):
                     continue  # the build needs no links
@@ -127,6 +130,11 @@ def unpack(archive: Path, pin: Pin, source: Path = SOURCE) -> None:
         if source.exists():
             shutil.rmtree(source)
         target.rename(source)
+
+
+def is_unused(parts: tuple[str, ...]) -> bool:
+    """Whether a path of llama.cpp is left out."""
+    return parts[0] in UNUSED and parts[:2] != TEMPLATES
 
 
 def write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:

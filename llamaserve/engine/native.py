@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 # ggml_abort would fork a debugger for a backtrace; nothing of ours reaches it, and a forked server is worse.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
 
 from llamaserve import _engine
 from llamaserve._engine import CancelFlag
-from llamaserve.chat.template import RenderedChat
+from llamaserve.chat.native_template import NativeChatTemplate
 from llamaserve.config import EngineConfig, FlashAttention, Profile
 from llamaserve.engine.memory_check import available_bytes, check_context_fits
 from llamaserve.engine.port import (
@@ -92,22 +90,6 @@ class NativeVocabulary:
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation. Raises BadToken."""
         return self._model.is_eog(token)
-
-
-class NativeChatTemplate:
-    """The model's chat template, rendered by llama.cpp. Any thread."""
-
-    def __init__(self, template: _engine.ChatTemplate) -> None:
-        self._template = template
-
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
-        """Render OpenAI-shaped messages. Raises BadTemplate."""
-        try:
-            data = msgspec.json.encode(messages)
-        except (UnicodeEncodeError, TypeError, RecursionError, msgspec.MsgspecError) as error:
-            raise BadTemplate(f"the messages cannot be written as JSON: {error}") from error
-        prompt, stops = self._template.render(data, add_generation_prompt=add_generation_prompt)
-        return RenderedChat(prompt, tuple(stops))
 
 
 class NativeEngine:

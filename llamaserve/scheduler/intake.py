@@ -28,7 +28,7 @@ def take_token(
     text = ""
     if not is_eog:
         work.generated.append(token)
-        text = work.text.push(output.piece)
+        text = work.text.push(output.piece or work.request.visible_tokens.get(token, b""))
     reason = finish_reason(
         is_eog=is_eog,
         is_stopped=work.text.stop_sequence is not None,

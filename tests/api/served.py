@@ -14,7 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from llamaserve.chat.template import ChatTemplate, RenderedChat
+from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, ChatTemplate, RenderedChat
 from llamaserve.config import CacheConfig, HttpConfig, SchedulerConfig
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.server.app import build_app
@@ -34,10 +34,10 @@ class LineTemplate:
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
         self._stops = stops
 
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
+    def render(self, messages: Sequence[Mapping[str, object]], options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
         """The lines, then ``assistant: ``."""
         lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        return RenderedChat(lines + ("assistant: " if add_generation_prompt else ""), self._stops)
+        return RenderedChat(lines + ("assistant: " if options.add_generation_prompt else ""), self._stops)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -14,14 +13,11 @@ from llamaserve.api.openai.choices import choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import MAX_NAMES_WARNED, UNHONOURED_FIELDS, UnknownFieldLog
 from llamaserve.api.openai.json_shape import MAX_LEVELS
-from llamaserve.api.openai.prompts import chat_prompt, template_messages
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.openai.shown import Shown, shown_by_completion
-from llamaserve.chat.template import RenderedChat
 from llamaserve.engine.fake import BOS, EOS, N_VOCAB, FakeVocabulary
 from llamaserve.errors import BadRequest, BadSampler, BadTemplate, BadToken, EmptyPrompt, PromptTooLong, RequestError
 from llamaserve.request import SamplingParams
-from tests.api.served import LineTemplate
 
 N_CTX = 1024
 
@@ -120,7 +116,6 @@ def test_null_means_absent_for_every_optional_field() -> None:
         {"tools": [{"type": "function"}]},
         {"tool_choice": "required"},
         {"tool_choice": {"type": "function"}},
-        {"functions": [{}]},
         {"top_logprobs": 2},
         {"guided_whitespace_pattern": "x"},
         {"min_tokens": 4},
@@ -316,30 +311,6 @@ def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -
         tokens_of("x" * 2_000_000, vocab)
     assert caught.value.n_prompt > 2 * N_CTX
     assert vocab.n_characters <= 2**16
-    messages = [{"role": "user", "content": "x" * 2_000_000}]
-    with pytest.raises(PromptTooLong, match="at least"):
-        chat_prompt(chat(messages), LineTemplate(), vocab, N_CTX)
-
-
-class CountingTemplate(LineTemplate):
-    """Keeps how many messages it rendered."""
-
-    n_rendered = 0
-
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
-        self.n_rendered += len(messages)
-        return super().render(messages, add_generation_prompt=add_generation_prompt)
-
-
-def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_rendered() -> None:
-    """Rendering 20,000 messages takes seconds."""
-    template = CountingTemplate()
-    with pytest.raises(PromptTooLong, match=f"at least {N_CTX + 1} tokens") as caught:
-        chat_prompt(chat([{"role": "user"}] * (N_CTX + 1)), template, CountingVocabulary(), N_CTX)
-    assert (caught.value.n_prompt, caught.value.n_ctx) == (N_CTX + 1, N_CTX)
-    assert template.n_rendered == 0
-    chat_prompt(chat([{"role": "user"}] * N_CTX), template, CountingVocabulary(), N_CTX)
-    assert template.n_rendered == N_CTX
 
 
 def test_a_long_text_that_may_fit_is_tokenised_whole() -> None:
@@ -365,65 +336,6 @@ def test_token_ids_beside_prompts_are_refused_by_name(prompt: object) -> None:
     with pytest.raises(BadRequest, match="token ids beside texts") as caught:
         tokens_of(prompt)
     assert caught.value.param == "prompt"
-
-
-def test_messages_become_roles_and_text() -> None:
-    body = chat(
-        [
-            {"role": "developer", "content": "be brief"},
-            {"role": "system", "content": None},
-            {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "one"}, "two"]},
-            {"role": "assistant", "tool_calls": [], "reasoning_content": "hm"},
-            {"role": "tool", "tool_call_id": "c1", "content": "42"},
-        ]
-    )
-    assert template_messages(body.messages) == [
-        {"role": "system", "content": "be brief"},
-        {"role": "system", "content": ""},
-        {"role": "user", "content": "one\ntwo"},
-        {"role": "assistant", "content": ""},
-        {"role": "tool", "content": "42"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("messages", "param"),
-    [
-        ([], "messages"),
-        ([{"role": "oracle", "content": "x"}], "messages[0].role"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
-        ([{"role": "user", "content": [{"type": "input_audio"}]}], "messages[0].content[0].type"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls"),
-    ],
-    ids=range(6),
-)
-def test_messages_that_cannot_be_used_are_refused_by_path(messages: object, param: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        template_messages(chat(messages).messages)
-    assert caught.value.param == param
-    assert str(caught.value).startswith(param)
-
-
-@pytest.mark.parametrize(
-    "messages", ["hi", [1], {}, None, [{"role": 1, "content": "x"}], [{"role": "user", "content": 3}]]
-)
-def test_messages_of_the_wrong_type_are_refused(messages: object) -> None:
-    with pytest.raises(BadRequest, match=r"^messages"):
-        chat(messages)
-
-
-def test_a_chat_prompt_is_rendered_and_brings_the_templates_stops() -> None:
-    body = chat([{"role": "user", "content": "hi"}])
-    tokens, stops, boundaries, _ = chat_prompt(body, LineTemplate(("\nuser:",)), FakeVocabulary(), N_CTX)
-    assert boundaries == ()
-    assert tokens == (BOS, *b"user: hi\nassistant: ")
-    assert stops == ("\nuser:",)
-
-
-def test_a_model_without_a_template_says_where_to_go() -> None:
-    with pytest.raises(BadTemplate, match="/v1/completions"):
-        chat_prompt(chat([{"role": "user", "content": "hi"}]), None, FakeVocabulary(), N_CTX)
 
 
 def test_every_refusal_here_is_a_request_error() -> None:

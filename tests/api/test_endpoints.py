@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from llamaserve.chat.template import RenderedChat
+from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, RenderedChat
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import BOS, FakeEngine
 from llamaserve.errors import DecodeFailed
@@ -311,9 +311,7 @@ def test_a_step_that_fails_is_a_500_and_the_next_request_is_served() -> None:
 
 def test_an_unexpected_exception_is_a_500_with_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(LineTemplate):
-        def render(
-            self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
-        ) -> RenderedChat:
+        def render(self, messages: Sequence[Mapping[str, object]], options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
             raise ZeroDivisionError("a bug")
 
     with serving(FakeEngine(), template=Broken()) as served:

@@ -14,8 +14,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from llamaserve.api.openai import preparing
-from llamaserve.api.openai.prompts import PromptTokens
 from llamaserve.api.sse import Take
+from llamaserve.chat.prepared import PreparedChat
 from llamaserve.engine.fake import BOS, FakeEngine, scripted
 from llamaserve.request import Event, GenerationRequest, PromptLogprobs, TextDelta, TokenLogprob
 from tests.api.scripted_parser import WordParser
@@ -79,8 +79,8 @@ def test_completions_of_a_batch(sdk: openai.OpenAI) -> None:
 def parses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have answers read by the scripted parser."""
 
-    def parsed_prompt(chat_prompt: Callable[..., PromptTokens], *arguments: Any, **options: Any) -> PromptTokens:
-        return chat_prompt(*arguments, **options)._replace(make_parser=WordParser)
+    def parsed_prompt(chat_prompt: Callable[..., PreparedChat], *arguments: Any, **options: Any) -> PreparedChat:
+        return replace(chat_prompt(*arguments, **options), make_parser=WordParser)
 
     monkeypatch.setattr(preparing, "chat_prompt", partial(parsed_prompt, preparing.chat_prompt))
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from llamaserve.api.body_threads import PREPARING_THREADS
-from llamaserve.chat.template import RenderedChat
+from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, RenderedChat
 from llamaserve.engine.fake import FakeEngine, scripted
 from llamaserve.errors import BadTemplate
 from tests.api.served import PATIENCE_S, LineTemplate, Served, serving, wait_until
@@ -32,10 +32,10 @@ class GatedTemplate(LineTemplate):
         self.most_running = 0
         self._lock = threading.Lock()
 
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
+    def render(self, messages: Sequence[Mapping[str, object]], options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
         """As ``LineTemplate``. Raises BadTemplate for the slow ones, at the end."""
         if messages[0]["content"] != SLOW:
-            return super().render(messages, add_generation_prompt=add_generation_prompt)
+            return super().render(messages, options)
         with self._lock:
             self.n_started += 1
             self.n_running += 1

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamaserve.chat.template import ChatOptions
 from llamaserve.config import EngineConfig
 from llamaserve.engine.native import NativeEngine, NativeVocabulary
 from llamaserve.engine.port import FimTokens
@@ -133,7 +134,9 @@ def test_the_chat_template_renders_the_conversation(engine: NativeEngine) -> Non
     assert rendered.prompt == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi \u00e9\u4e16<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert engine.chat_template.render(messages, add_generation_prompt=False).prompt.endswith("<|im_end|>\n")
+    assert engine.chat_template.render(messages, ChatOptions(add_generation_prompt=False)).prompt.endswith(
+        "<|im_end|>\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -31,13 +31,15 @@ def write_dense_model(
     chat_template: str | None = CHATML,
     vocabulary: bool = True,
     fim_tokens: Mapping[str, int] | None = None,
+    controls: Sequence[str] = (),
 ) -> Path:
-    """A dense transformer (llama) over single bytes; ``fim_tokens``: ids by GGUF's names, pre, suf, mid, rep, sep."""
+    """A dense transformer (llama) over single bytes, and ``controls``, more control tokens; ``fim_tokens``: ids by
+    GGUF's names, pre, suf, mid, rep, sep."""
     writer = gguf.GGUFWriter(path, "llama")
     random = np.random.default_rng(7)
     _add_dense_sizes(writer, "tiny dense")
     if vocabulary:
-        _add_byte_vocabulary(writer)
+        _add_byte_vocabulary(writer, controls)
     else:
         writer.add_tokenizer_model("none")
         writer.add_vocab_size(N_VOCAB)
@@ -45,7 +47,7 @@ def write_dense_model(
         writer.add_uint32(f"tokenizer.ggml.fim_{name}_token_id", token)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
-    _add_dense_tensors(writer, random, N_VOCAB)
+    _add_dense_tensors(writer, random, N_VOCAB + len(controls))
     return _write(writer, path)
 
 
@@ -218,10 +220,12 @@ def _add_dense_tensors(writer: gguf.GGUFWriter, random: np.random.Generator, n_v
         _add_feed_forward(writer, random, f"blk.{layer}")
 
 
-def _add_byte_vocabulary(writer: gguf.GGUFWriter) -> None:
+def _add_byte_vocabulary(writer: gguf.GGUFWriter, controls: Sequence[str] = ()) -> None:
     """A SentencePiece vocabulary that falls back to bytes for everything."""
     tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
     types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL, *[gguf.TokenType.BYTE] * 256]
+    tokens += [control.encode() for control in controls]
+    types += [gguf.TokenType.CONTROL] * len(controls)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))

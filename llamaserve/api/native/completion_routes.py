@@ -21,9 +21,10 @@ from llamaserve.api.openai.answer_plan import AnswerPlan, PlannedPrompt
 from llamaserve.api.openai.body import decode_body
 from llamaserve.api.openai.choices import check_choices, choices_per_prompt
 from llamaserve.api.openai.preparing import IncomingRequest, PreparedRequest, Preparer, check_model
-from llamaserve.api.openai.prompts import PromptTokens
 from llamaserve.api.openai.sampling import max_new_tokens
 from llamaserve.api.openai.shown import shown_by_native
+from llamaserve.api.openai.structured import structured_constraint
+from llamaserve.chat.prepared import PreparedChat
 from llamaserve.engine.port import FimTokens
 from llamaserve.service import Service
 
@@ -94,5 +95,12 @@ class CompletionRoutes:
         shown = shown_by_native(body, tuple(body.response_fields or ()))
         planned = tuple(map(PlannedPrompt, prompts))
         plan = AnswerPlan(shown, planned, choices_per_prompt(body), service.vocab)
-        tokens = [PromptTokens(prompt) for prompt in prompts]
-        return self._preparer.prepared(body, service, incoming, plan, tokens, max_tokens=max_new_tokens(body))
+        return self._preparer.prepared(
+            body,
+            service,
+            incoming,
+            plan,
+            [PreparedChat(prompt) for prompt in prompts],
+            max_tokens=max_new_tokens(body),
+            constraint=structured_constraint(body, service.grammars),
+        )

@@ -24,10 +24,9 @@ from llamaserve.api.native.token_bodies import (
 )
 from llamaserve.api.native.tokens import text_of, tokens_of
 from llamaserve.api.openai.body import decode_body
+from llamaserve.api.openai.chat_prompt import chat_prompt, chat_text
 from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.preparing import check_model
-from llamaserve.api.openai.prompts import chat_prompt, template_messages
-from llamaserve.errors import BadTemplate, PromptTooLong
 from llamaserve.service import Service
 
 Answer = Callable[[Service, bytes], msgspec.Struct]
@@ -76,11 +75,7 @@ class TokenRoutes:
         """A conversation as the model reads it. Raises BadRequest, BadTemplate, PromptTooLong."""
         asked = decode_body(body, TemplateBody, self._unknown_fields)
         check_model(asked.model, service)
-        if service.template is None:
-            raise BadTemplate("the model has no chat template")
-        if len(asked.messages) > service.info.n_ctx_seq:  # as for a chat
-            raise PromptTooLong(len(asked.messages), service.info.n_ctx_seq, is_at_least=True)
-        return TemplateAnswer(service.template.render(template_messages(asked.messages)).prompt)
+        return TemplateAnswer(chat_text(asked, service.template, service.info.n_ctx_seq))
 
     def count_chat(self, service: Service, body: bytes) -> InputTokensAnswer:
         """How many tokens a conversation has. Raises BadRequest, BadTemplate, PromptTooLong for one far over the

@@ -87,18 +87,39 @@ class CompletionBody(GenerationBody, kw_only=True):
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content; only parts of type ``text`` are supported."""
+    """One part of a message's content; only parts of type ``text`` are supported, and an assistant's refusals."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str | dict[str, object] | None = None
+    """A JSON object, as text or as it is."""
+
+
+class ToolCall(msgspec.Struct):
+    """A call in an assistant's message."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
 
 
 class ChatMessage(msgspec.Struct):
-    """One message; what a chat template does not read (``name``, ``tool_call_id``, …) is left out."""
+    """One message; what a chat template does not read is left out."""
 
     role: str
     content: str | list[ContentPart | str] | None = None
-    tool_calls: list[object] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: object = None
 
 
@@ -106,6 +127,18 @@ class ChatBody(GenerationBody, kw_only=True):
     """``POST /v1/chat/completions``."""
 
     messages: list[ChatMessage]
+    tools: list[dict[str, object]] | None = None
+    tool_choice: str | dict[str, object] | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    reasoning_format: str | None = None
+    reasoning_effort: str | None = None
+    reasoning_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
+    thinking_budget_tokens: int | None = None
+    thinking_token_budget: int | None = None
     logprobs: bool | int | None = None
     top_logprobs: int | None = None
 

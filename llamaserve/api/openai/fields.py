@@ -23,7 +23,6 @@ HARMLESS_FIELDS = frozenset(
         "metadata",
         "store",
         "service_tier",
-        "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -42,6 +41,7 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (False, True),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"], []),
@@ -49,6 +49,11 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "web_search_options": (),
     "reasoning_effort": (),
+    "reasoning_format": (),
+    "reasoning_budget": (-1,),
+    "reasoning_budget_tokens": (-1,),
+    "thinking_budget_tokens": (-1,),
+    "thinking_token_budget": (-1,),
     "verbosity": ("medium",),
     # structured output
     "guided_whitespace_pattern": ("",),
@@ -91,6 +96,13 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
 """Fields that change the result and that we do not honour, with the values that ask for nothing. Some of them one
 endpoint honours and another does not."""
 
+INSTEAD: Mapping[str, str] = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "chat_template": "the model's own template is used",
+}
+"""What to do about some of them."""
+
 
 def refuse_unhonoured(fields: Mapping[str, object], known: Collection[str]) -> None:
     """Raise BadRequest for the first field that is not ``known`` and asks for something we do not do. null asks for
@@ -99,7 +111,8 @@ def refuse_unhonoured(fields: Mapping[str, object], known: Collection[str]) -> N
         neutral = None if name in known else UNHONOURED_FIELDS.get(name)
         if neutral is None or value is None or any(_is_same(value, allowed) for allowed in neutral):
             continue
-        raise BadRequest(f"{name} is {shown(value)}: this server does not support it; leave it out", name)
+        instead = INSTEAD.get(name, "leave it out")
+        raise BadRequest(f"{name} is {shown(value)}: this server does not support it; {instead}", name)
 
 
 def _is_same(value: object, allowed: object) -> bool:

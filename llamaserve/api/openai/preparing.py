@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 from llamaserve.api.caller import Caller
 from llamaserve.api.openai.answer_plan import AnswerPlan, PlannedPrompt
 from llamaserve.api.openai.body import ChatBody, CompletionBody, GenerationBody, decode_body
+from llamaserve.api.openai.chat_prompt import chat_prompt
 from llamaserve.api.openai.choices import check_choices, choice_requests, choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.limits import lane, ping_interval_s, timeout_s
-from llamaserve.api.openai.prompts import PromptTokens, chat_prompt
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
 from llamaserve.api.openai.shown import shown_by_chat, shown_by_completion
-from llamaserve.api.openai.structured import structured_constraint
+from llamaserve.api.openai.structured import chat_constraint, structured_constraint, wanted_grammar
+from llamaserve.chat.prepared import PreparedChat
 from llamaserve.config import HttpConfig
+from llamaserve.constraint import Constraint
 from llamaserve.errors import BadRequest, ModelNotFound
 from llamaserve.request import MAX_NAME_LENGTH, GenerationRequest
 from llamaserve.service import Service
@@ -74,8 +76,9 @@ class Preparer:
         check_choices(len(given), n_per_prompt, service.most_at_once)
         prompts = plan_prompts(given, body, service.vocab, service.info.n_ctx_seq)
         plan = AnswerPlan(shown, prompts, n_per_prompt, service.vocab)
-        prompt_tokens = [PromptTokens(prompt.tokens) for prompt in prompts]
-        return self.prepared(body, service, incoming, plan, prompt_tokens, max_tokens=max_tokens)
+        prompt_tokens = [PreparedChat(prompt.tokens) for prompt in prompts]
+        constraint = structured_constraint(body, service.grammars)
+        return self.prepared(body, service, incoming, plan, prompt_tokens, max_tokens=max_tokens, constraint=constraint)
 
     def chat(self, service: Service, incoming: IncomingRequest, content: bytes) -> PreparedRequest:
         """A request for ``/v1/chat/completions``. Raises RequestError."""
@@ -83,16 +86,21 @@ class Preparer:
         check_model(body.model, service)
         shown, n_choices = shown_by_chat(body), choices_per_prompt(body)
         check_choices(1, n_choices, service.most_at_once)
+        wanted = wanted_grammar(body)
         prompt = chat_prompt(
             body,
             service.template,
             service.vocab,
             service.info.n_ctx_seq,
             wants_boundaries=service.wants_boundaries,
+            wants_content_mark=wanted is not None,
         )
         planned = (PlannedPrompt(prompt.tokens),)
         plan = AnswerPlan(shown, planned, n_choices, service.vocab, prompt.make_parser)
-        return self.prepared(body, service, incoming, plan, [prompt], max_tokens=max_new_tokens(body))
+        constraint = chat_constraint(prompt, wanted, service.grammars, service.vocab)
+        return self.prepared(
+            body, service, incoming, plan, [prompt], max_tokens=max_new_tokens(body), constraint=constraint
+        )
 
     def prepared(
         self,
@@ -100,9 +108,10 @@ class Preparer:
         service: Service,
         incoming: IncomingRequest,
         plan: AnswerPlan,
-        prompts: Sequence[PromptTokens],
+        prompts: Sequence[PreparedChat],
         *,
         max_tokens: int | None,
+        constraint: Constraint | None,
     ) -> PreparedRequest:
         """A request for these prompts, with what all bodies share. Raises RequestError."""
         shown = plan.shown
@@ -121,7 +130,7 @@ class Preparer:
             owner=incoming.caller.owner,
             logprobs=shown.n_top,
             prompt_logprobs=shown.n_prompt_logprobs,
-            constraint=structured_constraint(body, service.grammars),
+            constraint=constraint,
         )
         return PreparedRequest(
             choice_requests([_with_prompt(request, prompt) for prompt in prompts], plan.n_per_prompt),
@@ -133,12 +142,13 @@ class Preparer:
         )
 
 
-def _with_prompt(request: GenerationRequest, prompt: PromptTokens) -> GenerationRequest:
+def _with_prompt(request: GenerationRequest, prompt: PreparedChat) -> GenerationRequest:
     return replace(
         request,
         prompt=prompt.tokens,
         stop=tuple(dict.fromkeys(request.stop + prompt.stops)),
         boundaries=prompt.boundaries,
+        visible_tokens=prompt.visible_tokens,
     )
 
 

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from llamaserve.api.openai.body import GenerationBody
+from llamaserve.chat.prepared import PreparedChat
+from llamaserve.chat.restriction import chat_restriction
 from llamaserve.constraint import Constraint
+from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadGrammar, BadRequest, shown
 from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
@@ -36,6 +39,17 @@ def structured_constraint(body: GenerationBody, compiler: GrammarCompiler) -> Co
     """The restriction a body asks for, compiled. Raises BadRequest, BadGrammar."""
     wanted = wanted_grammar(body)
     return None if wanted is None else compiled(wanted, compiler)
+
+
+def chat_constraint(
+    chat: PreparedChat, wanted: WantedGrammar | None, compiler: GrammarCompiler, vocab: Vocabulary
+) -> Constraint | None:
+    """What the answer of a chat is restricted to: by its tools, by what the body asks for, by its reasoning's budget.
+    Raises BadRequest, BadGrammar."""
+    is_call = wanted is None or chat.must_call
+    param = "tools" if is_call or wanted is None else wanted.param
+    content = None if wanted is None else wanted.spec
+    return chat_restriction(chat, content, lambda spec: compiled(WantedGrammar(spec, param), compiler), vocab)
 
 
 def compiled(wanted: WantedGrammar, compiler: GrammarCompiler) -> Constraint:

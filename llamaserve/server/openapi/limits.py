@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from llamaserve.api.openai.chat_messages import ROLES
 from llamaserve.api.openai.choices import MAX_CHOICES
-from llamaserve.api.openai.prompts import ROLES
 from llamaserve.api.openai.shown import MAX_CHAT_TOP, MAX_TOP
 from llamaserve.request import MAX_NAME_LENGTH
 from llamaserve.service import MAX_TIMEOUT_S

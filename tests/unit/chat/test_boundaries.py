@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from llamaserve.chat.boundaries import message_boundaries
-from llamaserve.chat.template import ChatTemplate, RenderedChat
+from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, ChatTemplate, RenderedChat
 from llamaserve.engine.fake import FakeVocabulary
 from llamaserve.errors import BadRequest, BadTemplate
 
@@ -22,36 +22,36 @@ BYE = {"role": "user", "content": "bye"}
 class Lines:
     """Writes "role: content" lines and asks with "assistant: "; a token is a byte."""
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> RenderedChat:
+    def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
         lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        return RenderedChat(lines + ("assistant: " if add_generation_prompt else ""), ())
+        return RenderedChat(lines + ("assistant: " if options.add_generation_prompt else ""), ())
 
 
 class Picky(Lines):
     """Wants a user's message last, as some templates do, and a generation prompt."""
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> RenderedChat:
-        if not messages or messages[-1]["role"] != "user" or not add_generation_prompt:
+    def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
+        if not messages or messages[-1]["role"] != "user" or not options.add_generation_prompt:
             raise BadTemplate("the last message must be the user's")
-        return super().render(messages, add_generation_prompt=add_generation_prompt)
+        return super().render(messages, options)
 
 
 class Forgetful(Lines):
     """Leaves what the assistant said out of all but the last message, as templates do with thoughts."""
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> RenderedChat:
+    def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
         kept = [
             message if message["role"] != "assistant" or index == len(messages) - 1 else {**message, "content": ""}
             for index, message in enumerate(messages)
         ]
-        return super().render(kept, add_generation_prompt=add_generation_prompt)
+        return super().render(kept, options)
 
 
 class Deaf(Lines):
     """Asks for an answer whether it shall or not."""
 
-    def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> RenderedChat:
-        return super().render(messages, add_generation_prompt=True)
+    def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
+        return super().render(messages)
 
 
 class PairVocabulary(FakeVocabulary):
@@ -140,7 +140,7 @@ def test_a_prompt_that_does_not_agree_at_all_has_no_boundary(prompt: list[int]) 
 
 def test_a_message_without_a_role_is_nobodys() -> None:
     class Contents(Lines):
-        def render(self, messages: Messages, *, add_generation_prompt: bool = True) -> RenderedChat:
+        def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
             return RenderedChat("".join(f"{message['content']}|" for message in messages), ())
 
     vocab = FakeVocabulary()

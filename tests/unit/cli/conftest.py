@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamaserve.chat.template import RenderedChat
+from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, RenderedChat
 from llamaserve.cli import main
 from llamaserve.cli.parts import Parts
 from llamaserve.config import CacheConfig, EngineConfig, HttpConfig, SchedulerConfig
@@ -25,12 +25,12 @@ MODEL_PATH = Path("models") / "tiny.Q4_1.gguf"
 class PlainTemplate:
     """Writes a conversation as "user: hi|assistant:", so that a script can answer it."""
 
-    def render(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> RenderedChat:
+    def render(self, messages: Sequence[Mapping[str, object]], options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
         for message in messages:
             if message["content"] == "unspeakable":
                 raise BadTemplate("the template refuses this")
         lines = [f"{message['role']}: {message['content']}" for message in messages]
-        return RenderedChat("|".join([*lines, "assistant:"] if add_generation_prompt else lines), ())
+        return RenderedChat("|".join([*lines, "assistant:"] if options.add_generation_prompt else lines), ())
 
 
 @dataclass(frozen=True)

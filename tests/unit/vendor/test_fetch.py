@@ -73,6 +73,7 @@ def test_only_llama_cpp_is_unpacked_and_marked_with_its_pin(tmp_path: Path) -> N
             f"{root}/src/llama.cpp": b"int main;",
             f"{root}/tool.sh": b"#!/bin/sh",
             f"{root}/models/big.gguf": b"large",
+            f"{root}/models/templates/some.jinja": b"{{ messages }}",
         },
         links={f"{root}/link": "/etc/passwd"},
     )
@@ -82,7 +83,7 @@ def test_only_llama_cpp_is_unpacked_and_marked_with_its_pin(tmp_path: Path) -> N
     (source / "old").touch()
     fetch.unpack(archive, pin, source)
     found = sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
-    assert found == [".llamaserve-pin", "CMakeLists.txt", "src/llama.cpp", "tool.sh"]
+    assert found == [".llamaserve-pin", "CMakeLists.txt", "models/templates/some.jinja", "src/llama.cpp", "tool.sh"]
     assert os.access(source / "tool.sh", os.X_OK)
     assert fetch.is_unpacked(pin, source)
     assert not fetch.is_unpacked(fetch.Pin("some==2.0", "0" * 64), source)
