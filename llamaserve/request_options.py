@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from llamaserve.errors import BadRequest, UnknownOption, shown
-from llamaserve.request import SamplingParams
+from llamaserve.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 

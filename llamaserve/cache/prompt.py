@@ -29,8 +29,10 @@ class Prompt:
     """The conversation it belongs to; what the last request of a session left is kept longer."""
     boundaries: tuple[int, ...] = ()
     """Positions where messages end, ascending: a prompt that diverges later often does so here."""
+    is_computed_anew: bool = False
+    """Whether nothing is reused for it, whatever others may reuse of it: the logits of all its tokens are wanted."""
 
     @property
     def n_reusable(self) -> int:
         """Most tokens that may come from elsewhere: the last is always computed, its logits draw the first token."""
-        return max(0, len(self.tokens) - 1)
+        return 0 if self.is_computed_anew else max(0, len(self.tokens) - 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
+from llamaserve.engine.port import Score
 from llamaserve.errors import BadToken
 
 EOS = 256
@@ -38,6 +40,18 @@ def scripted(replies: Mapping[str, str | bytes]) -> Continuation:
         return EOS
 
     return continuation
+
+
+def score(likeliest: int, token: int, n_top: int) -> Score:
+    """How likely a token is where another is the likeliest: half as much for each id in between, counted upwards and
+    around the end."""
+    ranked = [(likeliest + rank) % N_VOCAB for rank in range(N_VOCAB)]
+    top = [(other, _written(other), -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked[:n_top])]
+    return token, _written(token), -(ranked.index(token) + 1) * math.log(2), tuple(top)
+
+
+def _written(token: int) -> bytes:
+    return FakeVocabulary().detokenize([token], special=True)
 
 
 class FakeVocabulary:

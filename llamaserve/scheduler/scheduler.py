@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
-from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan
+from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan
 from llamaserve.errors import (
     Cancelled,
     ContextFull,
@@ -26,14 +26,14 @@ from llamaserve.errors import (
     LlamaServeError,
     RewindFailed,
 )
-from llamaserve.request import Event, Failed, Finished, GenerationRequest, Progress
+from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest, Progress
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.admission_queue import AdmissionQueue
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
-from llamaserve.scheduler.intake import finished, take_token
+from llamaserve.scheduler.intake import finished, prompt_logprobs, take_token
 from llamaserve.scheduler.kv_pressure import Runner, choose_victim, has_common_prefix, n_missing
 from llamaserve.scheduler.lookahead import may_run_ahead
-from llamaserve.scheduler.opening import NO_PROMPT, penalty_history, prompt_of
+from llamaserve.scheduler.opening import NO_PROMPT, prompt_of, sequence_spec
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
 from llamaserve.scheduler.prefill_settings import grant_interval, prefill_limits
 from llamaserve.scheduler.slot import IdleSlots, Slot, SlotState, Work
@@ -368,7 +368,7 @@ class Scheduler:
             work.reuse(self._prefixes.enter(slot.seq_id, work.prompt))
             self._prefixes.drop_fetch(request_id)
             work.piece_ends = self._prefixes.piece_ends(work.prompt)
-            self._engine.open(SequenceSpec(slot.seq_id, work.request.sampling, penalty_history(work.request)))
+            self._engine.open(sequence_spec(slot.seq_id, work.request))
         except EngineDown:
             raise
         except Exception as error:
@@ -561,10 +561,17 @@ class Scheduler:
             self._counters.prompt_tokens += n_tokens
             self._prefixes.advance(slot.seq_id, work.n_fed)
             self._show_progress(work)
-        if work.n_left_to_feed == 0:
-            slot.generate()
+        if piece.n_top is not None:
+            work.take_prompt_scores(output.scores)
+        if work.n_left_to_feed:
+            return
+        slot.generate()
+        if piece.n_top is not None:
+            self._events.append((work.request.request_id, prompt_logprobs(work)))
         if piece.is_last:
             self._take_token(slot, output, now)
+        elif not work.is_recomputing:  # there is nothing to draw: max_tokens is 0
+            self._end(slot, finished(work, FinishReason.LENGTH, now))
 
     def _take_token(self, slot: Slot, output: RowOutput, now: float) -> None:
         work = slot.working

@@ -11,7 +11,7 @@ import re
 
 from llamaserve.api.openai.body import GenerationBody
 from llamaserve.errors import BadRequest, BadSampler, BadToken
-from llamaserve.request import SamplingParams
+from llamaserve.sampling import SamplingParams
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
 UNTIL_CONTEXT_ENDS = -1
