@@ -145,14 +145,22 @@ class SamplingParams:
             _check_tokens("allowed_token_ids", self.allowed_token_ids)
 
     @property
+    def has_dry(self) -> bool:
+        """Whether DRY changes anything."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n > 0 and "dry" in self.samplers and not self.mirostat
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether one of the three penalties does."""
+        is_one_set = self.repeat_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+        return is_one_set and self.repeat_last_n > 0 and "penalties" in self.samplers and not self.mirostat
+
+    @property
     def n_looked_back(self) -> int:
         """Tokens before the first one drawn that the samplers look back on."""
-        if self.mirostat:
-            return 0
-        has_penalties = self.repeat_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
         return max(
-            self.repeat_last_n if has_penalties and "penalties" in self.samplers else 0,
-            self.dry_penalty_last_n if self.dry_multiplier and "dry" in self.samplers else 0,
+            self.repeat_last_n if self.has_penalties else 0,
+            self.dry_penalty_last_n if self.has_dry else 0,
         )
 
 

@@ -163,6 +163,8 @@ class Server:
         self, tokens: Sequence[int], options: ReadOptions, boundaries: tuple[int, ...] = ()
     ) -> GenerationRequest:
         cache_prompt = options.cache_prompt
+        if options.sampling.has_dry:
+            self._service.vocab.find_breakers(options.sampling.dry_sequence_breakers)
         return GenerationRequest(
             f"python-{uuid.uuid4().hex}",
             tuple(tokens),
@@ -173,6 +175,9 @@ class Server:
             cache_salt=options.cache_salt,
             session=options.session,
             boundaries=boundaries,
+            stop_tokens=options.stop_tokens,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
         )
 
     def _chat_request(self, messages: Messages, options: ReadOptions) -> GenerationRequest:

@@ -4,13 +4,15 @@
 #include <optional>
 #include <string_view>
 
+#include "error.h"
 #include "model.h"
 
 namespace llamaserve {
 namespace {
 
-constexpr size_t most_kept = 256;  // breakers; clients choose them
-constexpr size_t most_tail = 20;   // tokens, as in llama_sampler_init_dry
+constexpr size_t most_kept      = 256;   // breakers; clients choose them
+constexpr size_t most_tail      = 20;    // tokens, as in llama_sampler_init_dry
+constexpr size_t most_sequences = 8192;  // about a millisecond for each request
 
 // How many bytes at the end of a word are the beginning of a text, each way in which they can be; not the whole text.
 template <typename Take> void for_each_overlap(std::string_view word, std::string_view text, const Take & take) {
@@ -24,7 +26,21 @@ template <typename Take> void for_each_overlap(std::string_view word, std::strin
 
 }  // namespace
 
-std::shared_ptr<const DryBreakers::Found> DryBreakers::find(const std::string & text) const {
+DryBreakers::Found DryBreakers::find(const std::vector<std::string> & texts) const {
+    Found all;
+    for (const std::string & text : texts) {
+        const auto found = find_one(text);
+        if (all.size() + found->size() > most_sequences) {
+            throw BadSamplerError("dry_sequence_breakers",
+                                  "texts in " + std::to_string(all.size() + found->size()) + " tokens",
+                                  "texts in at most " + std::to_string(most_sequences));
+        }
+        all.insert(all.end(), found->begin(), found->end());
+    }
+    return all;
+}
+
+std::shared_ptr<const DryBreakers::Found> DryBreakers::find_one(const std::string & text) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto                        known = found_.find(text);
     if (known != found_.end()) {

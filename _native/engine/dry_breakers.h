@@ -22,11 +22,13 @@ public:
 
     explicit DryBreakers(const Model & model) : model_(model) {}
 
-    // Every way a breaker, at most 40 bytes, can come: a token that has it inside, or one that ends with its beginning and
-    // then, up to 20 tokens, the rest.
-    std::shared_ptr<const Found> find(const std::string & text) const;
+    // Every way that breakers of at most 40 bytes can come: a token that has one inside, or one that ends with its
+    // beginning and then, up to 20 tokens, the rest. Throws BadSamplerError where there are more than a request can have:
+    // llama.cpp copies them for each.
+    Found find(const std::vector<std::string> & texts) const;
 
 private:
+    std::shared_ptr<const Found> find_one(const std::string & text) const;
     std::shared_ptr<const Found> search(const std::string & text) const;
     void                         read_vocabulary() const;
 

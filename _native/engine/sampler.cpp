@@ -34,11 +34,7 @@ Temperature safe_temperature(const SamplerSpec & spec) {
 
 llama_sampler * make_dry(const SamplerSpec & spec, const Model & model) {
     // As llama_sampler_init_dry, which would read the whole vocabulary for every request to find the breakers.
-    std::vector<std::vector<llama_token>> breakers;
-    for (const std::string & text : spec.dry_sequence_breakers) {
-        const auto found = model.dry_breakers().find(text);
-        breakers.insert(breakers.end(), found->begin(), found->end());
-    }
+    const DryBreakers::Found breakers = model.dry_breakers().find(spec.dry_sequence_breakers);
     if (breakers.empty()) {
         return llama_sampler_init_dry(model.vocab(), spec.dry_multiplier, spec.dry_base, spec.dry_allowed_length,
                                       spec.dry_penalty_last_n, nullptr, 0);

@@ -84,7 +84,7 @@ std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model &
 
 // The chain that common/sampling.cpp makes of the same parameters: biases, the samplers in their order without those that
 // change nothing, then what draws; or biases, temperature and mirostat. Always ends in a sampler that selects a token. A
-// temperature below 1e-5 is 0. Throws BadTokenError for a bias outside the vocabulary.
+// temperature below 1e-5 is 0. Throws BadSamplerError as DryBreakers::find.
 SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model, const std::vector<llama_logit_bias> & biases);
 
 }  // namespace llamaserve

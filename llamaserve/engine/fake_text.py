@@ -79,6 +79,10 @@ class FakeVocabulary:
             check_token(token)
         return b"".join(bytes([token]) if token < EOS else names[token] if special else b"" for token in tokens)
 
+    def find_breakers(self, texts: Sequence[str]) -> None:
+        """There is nothing to look up: nothing here repeats or breaks."""
+        del texts
+
     def is_eog(self, token: int) -> bool:
         """Whether the token is EOS. Raises BadToken."""
         check_token(token)

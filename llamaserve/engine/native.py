@@ -88,6 +88,10 @@ class NativeVocabulary:
         """Bytes of the tokens. Raises BadToken."""
         return self._model.detokenize(tokens, special=special)
 
+    def find_breakers(self, texts: Sequence[str]) -> None:
+        """Look up which tokens have these texts inside; they are remembered. Raises BadSampler."""
+        self._model.find_breakers(texts)
+
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation. Raises BadToken."""
         return self._model.is_eog(token)

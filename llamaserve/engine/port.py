@@ -225,6 +225,10 @@ class Vocabulary(Protocol):
     def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
         """Bytes of the tokens; ``special`` writes control tokens out. Raises BadToken."""
 
+    def find_breakers(self, texts: Sequence[str]) -> None:
+        """Look up which tokens have these texts inside, as ``dry_sequence_breakers``: milliseconds that ``open`` then
+        does not take. Raises BadSampler where too many have."""
+
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation. Raises BadToken."""
 

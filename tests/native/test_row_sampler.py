@@ -44,7 +44,7 @@ CHAINS: dict[str, dict[str, Any]] = {
     "dry with breaks": {
         "dry_multiplier": 20.0,
         "dry_allowed_length": 1,
-        "dry_sequence_breakers": ("e", " the", "\n\n1"),
+        "dry_sequence_breakers": ("q", " the", "\n\n1"),
     },
     "dry, far back": {"dry_multiplier": 9.0, "dry_base": 3.0, "dry_penalty_last_n": 5000, "repeat_penalty": 1.1},
     "greedy with dry": {"temperature": 0.0, "dry_multiplier": 20.0, "dry_allowed_length": 1},
@@ -318,3 +318,15 @@ def test_the_logarithm_of_what_is_no_number_is_a_number(value: float) -> None:
         logprob, top = _engine.log_probs(logits, token, 10)
         assert -9999.0 <= logprob <= 0.0
         assert all(-9999.0 <= likely <= 0.0 for _, likely in top)
+
+
+def test_breakers_that_nearly_every_token_has_are_refused(model: _engine.Model) -> None:
+    """llama.cpp copies them for each request, on the thread of all streams."""
+    for refused in (
+        lambda: model.find_breakers(["e", "a"]),
+        lambda: sampler(model, {"dry_multiplier": 1.0, "dry_sequence_breakers": ("e", "a")}, whole_vocabulary=False),
+    ):
+        with pytest.raises(BadSampler, match=r"^dry_sequence_breakers is 'texts in \d+ tokens'") as caught:
+            refused()
+        assert caught.value.param == "dry_sequence_breakers"
+    model.find_breakers(["\n", "q", ""])

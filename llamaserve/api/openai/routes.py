@@ -34,7 +34,7 @@ from llamaserve.api.openai.errors import error_response
 from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.limits import PRIORITY_HEADER, TIMEOUT_HEADER, lane, ping_interval_s, timeout_s
 from llamaserve.api.openai.prompts import PromptTokens, chat_prompt, completion_prompt
-from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings, stop_tokens
 from llamaserve.api.sse import EventStreamResponse
 from llamaserve.config import HttpConfig
 from llamaserve.errors import (
@@ -219,7 +219,8 @@ class OpenAIRoutes:
             prompt=prompt.tokens,
             max_tokens=max_new_tokens(body),
             stop=tuple(dict.fromkeys(stop_strings(body) + prompt.stops)),
-            sampling=sampling_params(body, service.vocab.n_tokens),
+            stop_tokens=stop_tokens(body),
+            sampling=sampling_params(body, service.vocab),
             cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
             cache_salt="" if body.cache_salt is None else body.cache_salt,
             session=_session(body, incoming.session_header),
