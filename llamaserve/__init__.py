@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llamaserve.completion import Completion as Completion
     from llamaserve.errors import LlamaServeError as LlamaServeError
     from llamaserve.request import FinishReason as FinishReason
-    from llamaserve.request import SamplingParams as SamplingParams
+    from llamaserve.sampling import SamplingParams as SamplingParams
     from llamaserve.server_api import Server as Server
     from llamaserve.text_stream import AsyncTextStream as AsyncTextStream
     from llamaserve.text_stream import TextStream as TextStream
@@ -29,7 +29,7 @@ _HOMES = {
     "Completion": "llamaserve.completion",
     "FinishReason": "llamaserve.request",
     "LlamaServeError": "llamaserve.errors",
-    "SamplingParams": "llamaserve.request",
+    "SamplingParams": "llamaserve.sampling",
     "Server": "llamaserve.server_api",
     "TextStream": "llamaserve.text_stream",
 }

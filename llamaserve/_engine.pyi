@@ -5,7 +5,9 @@ from typing import final
 
 from typing_extensions import Buffer
 
-from llamaserve.engine.port import RowError
+from llamaserve.engine.port import RowError, Score
+
+_Piece = tuple[int, Sequence[int], bool] | tuple[int, Sequence[int], bool, int, int]
 
 def take_llama_log() -> list[str]: ...
 def read_gguf(path: bytes) -> tuple[dict[str, str | int | float | bool], int]: ...
@@ -50,6 +52,7 @@ class Model:
     def n_tokens(self) -> int: ...
     def tokenize(self, text: bytes, *, add_special: bool, parse_special: bool) -> list[int]: ...
     def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes: ...
+    def find_breakers(self, texts: Sequence[str]) -> None: ...
     def is_eog(self, token: int) -> bool: ...
 
 class ChatSyntax:
@@ -119,30 +122,59 @@ class RowOutput:
     @property
     def piece(self) -> bytes: ...
     @property
+    def scores(self) -> tuple[Score, ...]: ...
+    @property
     def error(self) -> RowError | None: ...
     @property
     def message(self) -> str: ...
 
+class SamplerSpec:
+    def __init__(self) -> None: ...
+    temperature: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    min_keep: int
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
+    seed: int
+    repeat_penalty: float
+    repeat_last_n: int
+    frequency_penalty: float
+    presence_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    samplers: Sequence[str]
+    ignore_eos: bool
+    min_tokens: int
+    logit_bias: Sequence[tuple[int, float]]
+    allowed_token_ids: Sequence[int]
+    bad_words: Sequence[Sequence[int]]
+    stop_tokens: Sequence[int]
+
 class RowSampler:
-    def __init__(
-        self,
-        model: Model,
-        *,
-        whole_vocabulary: bool,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        seed: int | None,
-        repeat_penalty: float,
-        repeat_last_n: int,
-        frequency_penalty: float,
-        presence_penalty: float,
-        ignore_eos: bool,
-        logit_bias: Sequence[tuple[int, float]],
-    ) -> None: ...
+    def __init__(self, model: Model, spec: SamplerSpec, *, whole_vocabulary: bool) -> None: ...
     def draw(self, logits: Buffer, mask: bytes | None = None) -> int: ...
     def show_history(self, tokens: Sequence[int]) -> None: ...
+
+class CommonSampler:
+    def __init__(self, model: Model, spec: SamplerSpec) -> None: ...
+    def draw(self, logits: Buffer) -> int: ...
+    def show_history(self, tokens: Sequence[int]) -> None: ...
+
+def log_probs(logits: Buffer, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]: ...
 
 class SavedState:
     def __init__(self, data: Buffer, start: int, end: int) -> None: ...
@@ -190,28 +222,12 @@ class Engine:
     def n_ubatch(self) -> int: ...
     @property
     def n_slots(self) -> int: ...
-    def open(
-        self,
-        seq_id: int,
-        *,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        seed: int | None,
-        repeat_penalty: float,
-        repeat_last_n: int,
-        frequency_penalty: float,
-        presence_penalty: float,
-        ignore_eos: bool,
-        logit_bias: Sequence[tuple[int, float]],
-        history: Sequence[int] = (),
-    ) -> None: ...
+    def open(self, seq_id: int, spec: SamplerSpec, *, history: Sequence[int] = (), n_top: int = -1) -> None: ...
     def close(self, seq_id: int, *, keep: bool = False) -> bool: ...
     def submit(
         self,
         decode: Sequence[int],
-        pieces: Sequence[tuple[int, Sequence[int], bool]] = (),
+        pieces: Sequence[_Piece] = (),
         flag: CancelFlag | None = None,
         *,
         purge: Sequence[int] = [],
@@ -222,7 +238,7 @@ class Engine:
     def batch_eval_sample(
         self,
         decode: Sequence[int],
-        pieces: Sequence[tuple[int, Sequence[int], bool]] = (),
+        pieces: Sequence[_Piece] = (),
         flag: CancelFlag | None = None,
         *,
         purge: Sequence[int] = [],

@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from llamaserve.chat.message import MessageParser
-from llamaserve.request import Event, Failed, Finished, FinishReason, TextDelta, Timings
+from llamaserve.request import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,10 @@ class Completion:
     """The stop string that ended the text."""
     usage: Usage
     timings: Timings
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely each of the tokens was, where ``logprobs`` asked."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely each token of the prompt was, where ``prompt_logprobs`` asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,10 @@ class ChatCompletion:
     reasoning: str = ""
     """What the model thought before, where its template knows reasoning."""
     tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely each token of the answer was, where ``logprobs`` asked."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely each token of the rendered conversation was, where ``prompt_logprobs`` asked."""
 
     @property
     def message(self) -> dict[str, object]:
@@ -109,17 +126,21 @@ class ChatCompletion:
             completion.timings,
             reasoning=reasoning,
             tool_calls=tuple(calls),
+            logprobs=completion.logprobs,
+            prompt_logprobs=completion.prompt_logprobs,
         )
 
 
 class CompletionBuilder:
     """Adds the events of one request up. One thread."""
 
-    __slots__ = ("_finished", "_texts", "_tokens")
+    __slots__ = ("_finished", "_logprobs", "_prompt_logprobs", "_texts", "_tokens")
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._finished: Finished | None = None
 
     def add(self, event: Event) -> None:
@@ -131,6 +152,9 @@ class CompletionBuilder:
         elif isinstance(event, TextDelta):
             self._texts.append(event.text)
             self._tokens.extend(event.tokens)
+            self._logprobs.extend(event.logprobs)
+        elif isinstance(event, PromptLogprobs):
+            self._prompt_logprobs = event.tokens
 
     @property
     def completion(self) -> Completion:
@@ -145,4 +169,6 @@ class CompletionBuilder:
             stop_sequence=finished.stop_sequence,
             usage=Usage.of(finished),
             timings=finished.timings,
+            logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
         )

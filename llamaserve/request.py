@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from llamaserve.constraint import Constraint
-from llamaserve.errors import BadRequest, BadSampler, LlamaServeError, shown
+from llamaserve.errors import BadRequest, LlamaServeError, shown
+from llamaserve.sampling import SamplingParams, is_int
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back, so it is bounded
-SEED_MAX = 2**32 - 2  # 2**32 - 1 is llama.cpp's LLAMA_DEFAULT_SEED, "draw one"
+MAX_STOP_TOKENS = 64
+MAX_LOGPROBS = 100
+MAX_PROMPT_LOGPROBS = 2**20  # probabilities of a prompt in all; each is an object that waits for the client
+_DEFAULT_SAMPLING = SamplingParams()
 MAX_NAME_LENGTH = 256  # characters of a session's name, of a salt and of an owner's name
 
 
@@ -30,84 +32,12 @@ class Lane(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a token is drawn from the logits. Defaults and order are llama.cpp's own (common/common.h).
-
-    The chain: logit bias, penalties, top_k, top_p, min_p, temperature, draw. A temperature of 0 takes the
-    most likely token after bias and penalties.
-
-    Raises BadSampler when a value is of the wrong type or outside its range.
-    """
-
-    temperature: float = 0.8
-    """0 to 100; 0 is greedy."""
-    top_k: int = 40
-    """Keep the k most likely tokens; 0 keeps all."""
-    top_p: float = 0.95
-    """Keep the smallest set of tokens with this much probability; 1 keeps all."""
-    min_p: float = 0.05
-    """Drop tokens less likely than this fraction of the most likely one; 0 drops none."""
-    seed: int | None = None
-    """0 to 2**32 - 2; None draws one for each request."""
-    repeat_penalty: float = 1.0
-    """Above 1 makes repeated tokens less likely; 1 is off."""
-    repeat_last_n: int = 64
-    """Tokens the penalties look back, prompt included; 0 turns the penalties off."""
-    frequency_penalty: float = 0.0
-    """-2 to 2, times the count of a token in the window."""
-    presence_penalty: float = 0.0
-    """-2 to 2, once for a token in the window."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Token id to a number added to its logit, -100 to 100; -inf forbids the token. HTTP's ``false`` is -inf here."""
-    ignore_eos: bool = False
-    """Forbid every end-of-generation token, so that the length alone ends the text."""
-
-    def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repeat_penalty", self.repeat_penalty, 0.01, 100.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_int_range("top_k", self.top_k, 0, 2**31 - 1)
-        _check_int_range("repeat_last_n", self.repeat_last_n, 0, 2**16)
-        if self.seed is not None:
-            _check_int_range("seed", self.seed, 0, SEED_MAX)
-        if not isinstance(self.logit_bias, Mapping):
-            raise BadSampler("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
-        for token, bias in self.logit_bias.items():
-            if not _is_int(token):
-                raise BadSampler("logit_bias", {token: bias}, "a mapping whose keys are token ids")
-            if not _is_number(bias) or not (bias == -math.inf or -100.0 <= bias <= 100.0):
-                raise BadSampler("logit_bias", {token: bias}, "a number from -100 to 100, or -inf")
-        if not isinstance(self.ignore_eos, bool):
-            raise BadSampler("ignore_eos", self.ignore_eos, "True or False")
-
-
-def _check_range(name: str, value: object, low: float, high: float) -> None:
-    if not _is_number(value) or not low <= value <= high:
-        raise BadSampler(name, value, f"a number from {low:g} to {high:g}")
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_int(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_int_range(name: str, value: object, low: int, high: int) -> None:
-    if not _is_int(value) or not low <= value <= high:
-        raise BadSampler(name, value, f"a whole number from {low} to {high}")
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue.
 
-    Raises BadRequest when a field is of the wrong type, max_tokens is below 1, a stop string is empty or too long, the
-    session, the salt or the owner is too long, or a boundary is outside the prompt.
+    Raises BadRequest when a field is of the wrong type, max_tokens is below 0 or min_tokens, a stop string is empty or
+    too long, there are too many stops, the session, the salt or the owner is too long, a boundary is outside the
+    prompt, or more probabilities are asked for than one answer has.
     """
 
     request_id: str
@@ -115,10 +45,10 @@ class GenerationRequest:
     prompt: tuple[int, ...]
     """Token ids; the scheduler checks them against the vocabulary and the context."""
     max_tokens: int | None = None
-    """At least 1; None goes on until the model ends or the context is full."""
+    """0 or more; 0 computes the prompt and draws nothing, None goes on until the model ends or the context is full."""
     stop: tuple[str, ...] = ()
     """Strings that end the text; they are not part of it."""
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = _DEFAULT_SAMPLING
     cache_prompt: bool = True
     """Whether computed prefixes are reused for it, and what it leaves may be reused by others."""
     cache_salt: str = ""
@@ -156,17 +86,8 @@ class GenerationRequest:
             raise BadRequest("stop must be a tuple of strings", "stop")
         if not isinstance(self.sampling, SamplingParams):
             raise BadRequest("sampling must be a SamplingParams", "sampling")
-        if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
-            raise BadRequest(
-                f"max_tokens is {shown(self.max_tokens)}: it must be a whole number of at least 1", "max_tokens"
-            )
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise BadRequest(f"stop has {len(self.stop)} strings: at most {MAX_STOP_STRINGS} are allowed", "stop")
-        for text in self.stop:
-            if not text or len(text) > MAX_STOP_LENGTH:
-                raise BadRequest(
-                    f"a stop string has {len(text)} characters: it must have 1 to {MAX_STOP_LENGTH}", "stop"
-                )
+        _check_max_tokens(self.max_tokens, self.sampling.min_tokens)
+        _check_stop(self.stop)
         if not isinstance(self.cache_prompt, bool):
             raise BadRequest(f"cache_prompt is {shown(self.cache_prompt)}: it must be True or False", "cache_prompt")
         _check_name("cache_salt", self.cache_salt, 0)
@@ -181,6 +102,9 @@ class GenerationRequest:
             raise BadRequest(f"priority is {shown(self.priority)}: it must be a Lane", "priority")
         _check_name("owner", self.owner, 0)
         _check_name("prompt_group", self.prompt_group, 0)
+        _check_stop_tokens(self.stop_tokens)
+        _check_logprobs("logprobs", self.logprobs, 1)
+        _check_logprobs("prompt_logprobs", self.prompt_logprobs, len(self.prompt))
 
 
 def _check_name(name: str, value: object, shortest: int) -> None:
@@ -195,8 +119,44 @@ def _check_name(name: str, value: object, shortest: int) -> None:
         raise BadRequest(f"{name} is not valid Unicode: {error.reason} at character {error.start}", name) from None
 
 
+def _check_max_tokens(max_tokens: object, min_tokens: int) -> None:
+    if max_tokens is None:
+        return
+    if not is_int(max_tokens) or max_tokens < 0:
+        raise BadRequest(f"max_tokens is {shown(max_tokens)}: it must be a whole number of at least 0", "max_tokens")
+    if min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens is {min_tokens}: it must be at most max_tokens, {max_tokens}", "min_tokens")
+
+
+def _check_stop(stop: tuple[str, ...]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise BadRequest(f"stop has {len(stop)} strings: at most {MAX_STOP_STRINGS} are allowed", "stop")
+    for text in stop:
+        if not text or len(text) > MAX_STOP_LENGTH:
+            raise BadRequest(f"a stop string has {len(text)} characters: it must have 1 to {MAX_STOP_LENGTH}", "stop")
+
+
+def _check_stop_tokens(tokens: object) -> None:
+    if not isinstance(tokens, tuple) or not all(map(is_int, tokens)):
+        raise BadRequest("stop_token_ids must be a tuple of token ids", "stop_token_ids")
+    if len(tokens) > MAX_STOP_TOKENS:
+        raise BadRequest(
+            f"stop_token_ids has {len(tokens)} tokens: at most {MAX_STOP_TOKENS} are allowed", "stop_token_ids"
+        )
+
+
+def _check_logprobs(name: str, n_top: object, n_tokens: int) -> None:
+    if n_top is None:
+        return
+    if not is_int(n_top) or not 0 <= n_top <= MAX_LOGPROBS:
+        raise BadRequest(f"{name} is {shown(n_top)}: it must be a whole number from 0 to {MAX_LOGPROBS}", name)
+    if n_tokens * (n_top + 1) > MAX_PROMPT_LOGPROBS:
+        most = MAX_PROMPT_LOGPROBS // n_tokens - 1
+        raise BadRequest(f"{name} is {n_top}: for a prompt of {n_tokens} tokens it must be at most {most}", name)
+
+
 def _check_boundaries(boundaries: object, n_prompt: int) -> None:
-    if not isinstance(boundaries, tuple) or not all(map(_is_int, boundaries)):
+    if not isinstance(boundaries, tuple) or not all(map(is_int, boundaries)):
         raise BadRequest("boundaries must be a tuple of positions", "boundaries")
     for before, position in zip((0, *boundaries), boundaries, strict=False):
         if not before < position < n_prompt:

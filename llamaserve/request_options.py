@@ -10,7 +10,7 @@ from typing import TypedDict
 
 from llamaserve.errors import BadRequest, UnknownOption, shown
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
-from llamaserve.request import SamplingParams
+from llamaserve.sampling import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -30,6 +30,27 @@ class SamplingOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     """None as if it were not given."""
     ignore_eos: bool
+    dynatemp_range: float
+    dynatemp_exponent: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    min_keep: int
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: tuple[str, ...]
+    samplers: tuple[str, ...]
+    min_tokens: int
+    bad_words: tuple[tuple[int, ...], ...]
+    allowed_token_ids: tuple[int, ...] | None
 
 
 class RequestOptions(SamplingOptions, total=False):
@@ -39,6 +60,12 @@ class RequestOptions(SamplingOptions, total=False):
     """Most tokens, 256 if not given; None goes on until the model ends or the context is full."""
     stop: str | Sequence[str] | None
     """Strings that end the text; they are not part of it. None as if it were not given."""
+    stop_token_ids: Sequence[int] | None
+    """Tokens that end it, at most 64."""
+    logprobs: int | None
+    """How many of the likeliest tokens come with each token, 0 to 100; None = no logarithms of probabilities at all."""
+    prompt_logprobs: int | None
+    """The same for the tokens of the prompt, which is then computed anew. ``max_tokens`` may be 0."""
     timeout_s: float | None
     """Seconds from the queue to the last token, at most 30 days; None is without limit."""
     cache_prompt: bool | None
@@ -66,6 +93,9 @@ class ReadOptions:
     cache_salt: str
     session: str | None
     grammar: GrammarSpec | None
+    stop_tokens: tuple[int, ...]
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 def read_options(options: RequestOptions) -> ReadOptions:
@@ -89,7 +119,18 @@ def read_options(options: RequestOptions) -> ReadOptions:
         cache_salt=_salt(options.get("cache_salt")),
         session=options.get("session"),
         grammar=_grammar(options.get("schema"), options.get("grammar")),
+        stop_tokens=_stop_tokens(options.get("stop_token_ids")),
+        logprobs=options.get("logprobs"),
+        prompt_logprobs=options.get("prompt_logprobs"),
     )
+
+
+def _stop_tokens(tokens: object) -> tuple[int, ...]:
+    if tokens is None:
+        return ()
+    if not isinstance(tokens, Sequence):
+        raise BadRequest(f"stop_token_ids is {shown(tokens)}: it must be a sequence of token ids", "stop_token_ids")
+    return tuple(tokens)
 
 
 def _grammar(schema: object, grammar: object) -> GrammarSpec | None:

@@ -189,6 +189,8 @@ class Server:
 
     def _token_request(self, tokens: Sequence[int], options: ReadOptions) -> GenerationRequest:
         cache_prompt = options.cache_prompt
+        if options.sampling.has_dry:
+            self._service.vocab.find_breakers(options.sampling.dry_sequence_breakers)
         return GenerationRequest(
             f"python-{uuid.uuid4().hex}",
             tuple(tokens),
@@ -199,6 +201,9 @@ class Server:
             cache_salt=options.cache_salt,
             session=options.session,
             constraint=None if options.grammar is None else self._service.grammars.compile(options.grammar),
+            stop_tokens=options.stop_tokens,
+            logprobs=options.logprobs,
+            prompt_logprobs=options.prompt_logprobs,
         )
 
     def _prepare_chat(self, messages: Messages, options: ReadOptions, asked: ChatOptions) -> PreparedChat:

@@ -7,7 +7,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from llamaserve.completion import Usage
-from llamaserve.request import Event, Failed, Finished, FinishReason, Progress, PromptLogprobs, TextDelta, Timings
+from llamaserve.request import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    TextDelta,
+    Timings,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -17,6 +27,11 @@ class _StreamEnd:
     """How a stream ended."""
 
     _finished: Finished | None = None
+    _collected: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely the tokens of the text given last were, where ``logprobs`` asked."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """How likely the tokens of the prompt were, from the first text on, where ``prompt_logprobs`` asked."""
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -37,7 +52,14 @@ class _StreamEnd:
         """The text of an event, which may be empty."""
         if isinstance(event, Finished):
             self._finished = event
-        return event.text if isinstance(event, TextDelta) else ""
+        elif isinstance(event, PromptLogprobs):
+            self.prompt_logprobs = event.tokens
+        elif isinstance(event, TextDelta):
+            self._collected += event.logprobs
+            if event.text:
+                self.logprobs, self._collected = self._collected, ()
+            return event.text
+        return ""
 
 
 class TextStream(_StreamEnd):

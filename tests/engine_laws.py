@@ -8,13 +8,14 @@ that holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
 
-from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, SequenceSpec, StepPlan, Ticket
+from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, Score, SequenceSpec, StepPlan, Ticket
 from llamaserve.errors import BadToken, EngineDown, EngineError, LlamaServeError
-from llamaserve.request import SamplingParams
+from llamaserve.sampling import SamplingParams
 
 Law = Callable[[Engine], None]
 
@@ -162,13 +163,15 @@ def closing_frees_the_cells(engine: Engine) -> None:
 
 
 def a_bad_open_is_refused(engine: Engine) -> None:
-    """K26: an open id, ids out of range, a bias on a token that is not there."""
+    """K26: an open id, ids out of range, a bias on a token that is not there, a stop token that is not."""
     engine.open(SequenceSpec(0, GREEDY))
     for seq_id in (0, -1, engine.info.n_slots):
         with pytest.raises(EngineError):
             engine.open(SequenceSpec(seq_id, GREEDY))
     with pytest.raises(BadToken):
         engine.open(SequenceSpec(1, SamplingParams(logit_bias={engine.info.n_vocab: 1.0})))
+    with pytest.raises(BadToken):
+        engine.open(SequenceSpec(1, GREEDY, stop_tokens=[engine.info.n_vocab]))
     assert not engine.close(1)
 
 
@@ -192,6 +195,14 @@ def a_bad_plan_is_refused_and_changes_nothing(engine: Engine) -> None:
         "token too large": (
             BadToken,
             StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, engine.info.n_vocab), is_last=True)]),
+        ),
+        "last with a next": (
+            EngineError,
+            StepPlan(decode=[0], pieces=[PromptPiece(2, prompt, is_last=True, n_top=0, next_token=prompt[0])]),
+        ),
+        "next token too large": (
+            BadToken,
+            StepPlan(decode=[0], pieces=[PromptPiece(2, prompt, False, n_top=0, next_token=engine.info.n_vocab)]),
         ),
         "token negative": (BadToken, StepPlan(decode=[0], pieces=[PromptPiece(2, (*prompt, -1), is_last=True)])),
         "too many tokens": (
@@ -328,6 +339,98 @@ def a_suspended_sequence_goes_on(engine: Engine) -> None:
             assert tokens == expected, (sampling, max_bytes)
 
 
+def a_stop_token_ends_the_text(engine: Engine) -> None:
+    """As an end-of-generation token does: nothing runs ahead of its row."""
+    expected = alone(engine, 0)
+    prompt = prompt_of(engine)
+    stop = expected[3]
+    engine.open(SequenceSpec(0, GREEDY, prompt, stop_tokens=[stop]))
+    rows = [*engine.step(StepPlan(pieces=[PromptPiece(0, prompt, is_last=True)]))]
+    while not rows[-1].is_eog:
+        rows += engine.collect(engine.submit(StepPlan(decode=[0]), ahead=True))
+        assert list(engine.ahead_rows) == ([0] if engine.can_rewind and not rows[-1].is_eog else [])
+    assert [row.token for row in rows] == expected[: expected.index(stop) + 1]
+
+
+def a_score_is_what_the_model_thinks_of_a_token(engine: Engine) -> None:
+    """The token drawn greedily is the likeliest; scores change no token, ahead or not, beside others or alone."""
+    for n_top in (0, 5):
+        expected = [alone(engine, index) for index in range(2)]
+        prompt = prompt_of(engine)
+        engine.open(SequenceSpec(0, GREEDY, prompt, n_top=n_top))
+        start(engine, 1, 1)
+        rows = [*engine.step(StepPlan(pieces=[PromptPiece(0, prompt, is_last=True)]))]
+        while len(rows) < N_TOKENS:
+            row, other = engine.collect(engine.submit(StepPlan(decode=[0, 1]), ahead=len(rows) % 3 > 0))
+            assert list(other.scores) == []
+            rows.append(row)
+        assert [row.token for row in rows] == expected[0]
+        for row in rows:
+            ((token, piece, logprob, top),) = row.scores
+            assert token == row.token
+            assert piece == engine.vocab.detokenize([token], special=True)
+            assert logprob is not None
+            assert logprob <= 0.0
+            assert len(top) == n_top
+            values = [value for _, _, value in top]
+            assert values == sorted(values, reverse=True)
+            assert sum(map(math.exp, values)) <= 1.0 + 1e-4
+            assert all(written == engine.vocab.detokenize([likely], special=True) for likely, written, _ in top)
+            allowed = [(likely, value) for likely, _, value in top if not engine.vocab.is_eog(likely)]
+            assert allowed[:1] == [(token, logprob)][:n_top]
+        close_all(engine)
+
+
+def scores_do_not_depend_on_the_pieces(engine: Engine) -> None:
+    """A text that was drawn scores as a prompt what it scored then, however it is cut, more tokens at once than rows
+    draw; a piece without a next token leaves its last one out."""
+    prompt = prompt_of(engine)
+    engine.open(SequenceSpec(0, GREEDY, prompt, n_top=2))
+    drawn = []
+    plan = StepPlan(pieces=[PromptPiece(0, prompt, is_last=True)])
+    for _ in range(60):
+        (row,) = engine.step(plan)
+        drawn += row.scores
+        plan = StepPlan(decode=[0])
+    engine.close(0)
+    text = (*prompt, *(token for token, *_ in drawn))
+    for n_piece in (len(text), 40, 7):
+        scores: list[Score] = []
+        engine.open(SequenceSpec(1, GREEDY, n_top=2))
+        for start_at in range(0, len(text), n_piece):
+            tokens = text[start_at : start_at + n_piece]
+            end = start_at + len(tokens)
+            next_token = text[end] if end < len(text) else None
+            piece = PromptPiece(1, tokens, is_last=end == len(text), n_top=2, next_token=next_token)
+            (row,) = engine.step(StepPlan(pieces=[piece]))
+            assert row.error is None, row.message
+            assert len(row.scores) == len(tokens) + (start_at == 0)
+            scores += row.scores
+        engine.close(1)
+        assert [token for token, *_ in scores[:-1]] == list(text)
+        assert scores[0][2:] == (None, ())
+        assert scores[-1][0] == row.token
+        for score, before in zip(scores[len(prompt) : -1], drawn, strict=True):
+            assert score[:2] == before[:2]
+            assert score[2] == pytest.approx(before[2], abs=0.02)
+    engine.open(SequenceSpec(1, GREEDY))
+    (row,) = engine.step(StepPlan(pieces=[PromptPiece(1, text[:9], is_last=False, n_top=0)]))
+    assert [token for token, *_ in row.scores] == list(text[:9])
+
+
+def a_stopped_row_has_no_scores(engine: Engine) -> None:
+    """It is computed again, and has them once."""
+    prompt = prompt_of(engine)
+    engine.open(SequenceSpec(0, GREEDY))
+    piece = PromptPiece(0, prompt, is_last=True, n_top=1)
+    flag = engine.new_flag()
+    flag.set()
+    (row,) = engine.step(StepPlan(pieces=[piece]), flag)
+    assert (row.error, list(row.scores)) == (RowError.ABORTED, [])
+    (row,) = engine.step(StepPlan(pieces=[piece]))
+    assert [token for token, *_ in row.scores] == list(prompt)
+
+
 def a_shut_down_engine_refuses(engine: Engine) -> None:
     """``shutdown`` may be called twice; afterwards there is an error, not a crash."""
     start(engine, 0)
@@ -378,6 +481,10 @@ LAWS: tuple[Law, ...] = (
     a_prompt_that_ends_starts_a_step_ahead,
     nothing_runs_ahead_of_an_unfinished_prompt,
     a_suspended_sequence_goes_on,
+    a_stop_token_ends_the_text,
+    a_score_is_what_the_model_thinks_of_a_token,
+    scores_do_not_depend_on_the_pieces,
+    a_stopped_row_has_no_scores,
 )
 """Leave sequences open: close every id before the next law on the same engine."""
 

@@ -26,6 +26,7 @@ PYBIND11_MODULE(_engine, m) {
     llamaserve::register_chat_template(m);
     llamaserve::register_gguf(m);
     llamaserve::register_sampler(m);
+    llamaserve::register_references(m);
     llamaserve::register_saved_state(m);
     llamaserve::register_step(m);
     llamaserve::register_engine(m);

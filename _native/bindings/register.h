@@ -11,6 +11,7 @@ void register_model(pybind11::module_ & m);
 void register_chat_template(pybind11::module_ & m);
 void register_gguf(pybind11::module_ & m);
 void register_sampler(pybind11::module_ & m);
+void register_references(pybind11::module_ & m);
 void register_saved_state(pybind11::module_ & m);
 void register_step(pybind11::module_ & m);
 void register_engine(pybind11::module_ & m);

@@ -6,7 +6,7 @@
 #include "engine.h"
 #include "error.h"
 #include "register.h"
-#include "sampler_spec.h"
+#include "sampler.h"
 #include "text.h"
 
 namespace py = pybind11;
@@ -28,7 +28,8 @@ std::vector<llama_token> to_tokens(const py::sequence & values, int32_t n_vocab)
     return tokens;
 }
 
-// (decode ids, [(seq_id, tokens, is_last), …], purge ids) as native.py sends it.
+// (decode ids, [(seq_id, tokens, is_last), …], purge ids) as native.py sends it; a piece to be scored has n_top and the
+// next token, -1 = none, too.
 StepPlan to_plan(const Engine & engine, std::vector<llama_seq_id> decode, const py::sequence & pieces,
                  std::vector<llama_seq_id> purge, const std::map<llama_seq_id, py::bytes> & masks) {
     StepPlan plan;
@@ -39,9 +40,14 @@ StepPlan to_plan(const Engine & engine, std::vector<llama_seq_id> decode, const 
     plan.purge  = std::move(purge);
     for (const py::handle item : pieces) {
         const auto piece = item.cast<py::tuple>();
-        plan.pieces.push_back({piece[0].cast<llama_seq_id>(),
-                               to_tokens(piece[1].cast<py::sequence>(), engine.model()->n_vocab()),
-                               piece[2].cast<bool>()});
+        PromptPiece & added = plan.pieces.emplace_back();
+        added.seq_id        = piece[0].cast<llama_seq_id>();
+        added.tokens        = to_tokens(piece[1].cast<py::sequence>(), engine.model()->n_vocab());
+        added.is_last       = piece[2].cast<bool>();
+        if (piece.size() > 3) {
+            added.n_top      = piece[3].cast<int32_t>();
+            added.next_token = piece[4].cast<llama_token>();
+        }
     }
     return plan;
 }
@@ -96,24 +102,15 @@ void register_engine(py::module_ & m) {
         .def_property_readonly("n_slots", [](const Engine & engine) { return engine.sizes().n_slots; })
         .def(
             "open",
-            [](Engine & engine, llama_seq_id seq_id, float temperature, int32_t top_k, float top_p, float min_p,
-               std::optional<uint32_t> seed, float repeat_penalty, int32_t repeat_last_n, float frequency_penalty,
-               float presence_penalty, bool ignore_eos, const std::vector<std::pair<int64_t, float>> & logit_bias,
-               const py::sequence & history) {
+            [](Engine & engine, llama_seq_id seq_id, const SamplerSpec & spec, const py::sequence & history,
+               int32_t n_top) {
                 const std::vector<llama_token> shown = to_tokens(history, engine.model()->n_vocab());
-                const SamplerSpec spec =
-                    to_sampler_spec(temperature, top_k, top_p, min_p, seed, repeat_penalty, repeat_last_n,
-                                    frequency_penalty, presence_penalty, ignore_eos, logit_bias,
-                                    engine.model()->n_vocab());
-                const py::gil_scoped_release release;
-                engine.open(seq_id, spec, shown);
+                const py::gil_scoped_release   release;
+                engine.open(seq_id, spec, shown, n_top);
             },
-            py::arg("seq_id"), py::kw_only(), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"),
-            py::arg("min_p"), py::arg("seed").none(true), py::arg("repeat_penalty"), py::arg("repeat_last_n"),
-            py::arg("frequency_penalty"), py::arg("presence_penalty"), py::arg("ignore_eos"), py::arg("logit_bias"),
-            py::arg("history") = py::tuple(),
+            py::arg("seq_id"), py::arg("spec"), py::kw_only(), py::arg("history") = py::tuple(), py::arg("n_top") = -1,
             "Start a sequence with a sampler of its own, which looks back on `history`; it goes on from what its id "
-            "holds. Raises EngineError, BadToken.")
+            "holds. With `n_top` 0 or more its rows have scores. Raises EngineError, BadToken, BadSampler.")
         .def("close", &Engine::close, py::arg("seq_id"), py::kw_only(), py::arg("keep") = false,
              py::call_guard<py::gil_scoped_release>(), "End a sequence; whether it was open.")
         .def(
@@ -128,8 +125,8 @@ void register_engine(py::module_ & m) {
             py::arg("decode"), py::arg("pieces") = py::tuple(), py::arg("flag").none(true) = nullptr, py::kw_only(),
             py::arg("purge") = std::vector<llama_seq_id>(), py::arg("ahead") = false,
             py::arg("masks") = std::map<llama_seq_id, py::bytes>(),
-            "Start a step; its ticket. `pieces` are (seq_id, tokens, is_last), `masks` say which tokens rows may draw. "
-            "Raises EngineError, BadToken.")
+            "Start a step; its ticket. `pieces` are (seq_id, tokens, is_last), or with (…, n_top, next token or -1); "
+            "`masks` say which tokens rows may draw. Raises EngineError, BadToken.")
         .def("collect", &Engine::collect, py::arg("ticket"), py::call_guard<py::gil_scoped_release>(),
              "Wait for the step; one output a row. Raises EngineError.")
         .def(

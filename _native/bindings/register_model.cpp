@@ -104,6 +104,15 @@ void register_model(py::module_ & m) {
             "Token ids of UTF-8 bytes.")
         .def("detokenize", &detokenize, py::arg("tokens"), py::kw_only(), py::arg("special"),
              "Bytes of the tokens. Raises BadToken.")
+        .def(
+            "find_breakers",
+            [](const Model & model, const std::vector<std::string> & texts) {
+                const py::gil_scoped_release release;
+                model.dry_breakers().find(texts);
+            },
+            py::arg("texts"),
+            "Look up what DRY has to know of these texts, so that a sampler finds it. Raises BadSampler where too many "
+            "tokens have one of them.")
         .def("is_eog", &Model::is_eog, py::arg("token"), "Whether the token ends a generation. Raises BadToken.");
 }
 

@@ -1,4 +1,6 @@
 // What crosses in a step: the cancel flag in, one RowOutput a row out.
+#include <cmath>
+
 #include "cancel_flag.h"
 #include "register.h"
 #include "step.h"
@@ -18,6 +20,24 @@ py::object row_error(const RowOutput & row) {
         case RowError::aborted:      name = "ABORTED"; break;
     }
     return py::module_::import("llamaserve.engine.port").attr("RowError").attr(name);
+}
+
+py::tuple scores_of(const RowOutput & row) {
+    py::tuple scores(row.scores.size());
+    for (size_t i = 0; i < row.scores.size(); i++) {
+        const TokenScore & score = row.scores[i];
+        py::tuple          top(score.top.size());
+        for (size_t j = 0; j < score.top.size(); j++) {
+            const TokenProb & likely = score.top[j];
+            top[j] = py::make_tuple(likely.token, py::bytes(likely.piece), likely.logprob);
+        }
+        py::object logprob = py::none();
+        if (!std::isnan(score.chosen.logprob)) {
+            logprob = py::float_(score.chosen.logprob);
+        }
+        scores[i] = py::make_tuple(score.chosen.token, py::bytes(score.chosen.piece), logprob, top);
+    }
+    return scores;
 }
 
 }  // namespace
@@ -43,6 +63,8 @@ void register_step(py::module_ & m) {
             "The token drawn; None for a piece that is not the last, and on error.")
         .def_property_readonly("piece", [](const RowOutput & row) { return py::bytes(row.piece); },
                                "Bytes of the token.")
+        .def_property_readonly("scores", &scores_of,
+                               "Of the tokens that were asked for: (token, bytes, logarithm, ((token, bytes, logarithm), …)).")
         .def_property_readonly("error", &row_error, "A RowError, or None.")
         .def_property_readonly("message", [](const RowOutput & row) { return to_text(row.message); });
 }

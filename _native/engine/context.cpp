@@ -11,6 +11,8 @@
 namespace llamaserve {
 namespace {
 
+constexpr int32_t n_scored_at_once = 32;
+
 constexpr int64_t n_ctx_step = 256;  // llama.cpp rounds contexts up to this (GGML_PAD in llama-context.cpp)
 
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -68,20 +70,28 @@ bool has_scratch_sequence(const Model & model, const ContextOptions & options) {
     return options.kv_unified && can_share && options.n_slots < (int64_t) llama_max_parallel_sequences();
 }
 
+int32_t count_sequences(const Model & model, const ContextOptions & options) {
+    return options.n_slots + (has_scratch_sequence(model, options) ? 1 : 0);
+}
+
+int32_t n_outputs_max(const Model & model, const ContextOptions & options) {
+    return std::max(count_sequences(model, options), std::min(n_scored_at_once, options.n_batch));
+}
+
 ContextHandle make_context(Model & model, const ContextOptions & options) {
     if (!model.has_weights()) {
         throw ModelLoadError("the model was only inspected: without its weights it cannot have a context");
     }
     check_sizes(options);
     const int64_t  n_ctx       = rounded_n_ctx(options);
-    const uint32_t n_sequences = (uint32_t) options.n_slots + (has_scratch_sequence(model, options) ? 1 : 0);
+    const uint32_t n_sequences = (uint32_t) count_sequences(model, options);
 
     llama_context_params params  = llama_context_default_params();
     params.n_ctx                 = (uint32_t) n_ctx;
     params.n_batch               = std::max((uint32_t) std::min<int64_t>(options.n_batch, n_ctx), n_sequences);
     params.n_ubatch              = std::min<uint32_t>(options.n_ubatch, params.n_batch);
     params.n_seq_max             = n_sequences;
-    params.n_outputs_max         = n_sequences;  // one drawn token a row, one row a sequence
+    params.n_outputs_max         = (uint32_t) n_outputs_max(model, options);
     params.n_outputs_max_per_seq = 1;
     params.n_threads             = options.n_threads;
     params.n_threads_batch       = options.n_threads_batch;

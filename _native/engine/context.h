@@ -27,6 +27,13 @@ int64_t rounded_n_ctx(const ContextOptions & options);
 // llama.cpp makes of this can share, and one of its ids is left.
 bool has_scratch_sequence(const Model & model, const ContextOptions & options);
 
+// Sequences of a context.
+int32_t count_sequences(const Model & model, const ContextOptions & options);
+
+// Tokens of one call whose logits the context holds at once: one for every sequence, and enough that scoring a prompt
+// token by token is not slow. Each takes as many floats as the vocabulary has tokens, in a buffer and in the graph.
+int32_t n_outputs_max(const Model & model, const ContextOptions & options);
+
 // Throws ModelLoadError when the sizes cannot work or llama.cpp refuses them.
 ContextHandle make_context(Model & model, const ContextOptions & options);
 

@@ -24,7 +24,7 @@ Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
     ahead_rows_.reserve(sizes_.n_slots);
     handover_.broken.reserve(sizes_.n_slots);
     run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *model_, sequences_, abort_, sizes_.n_batch,
-                                     options.n_threads_batch);
+                                     n_outputs_max(*model_, options), options.n_threads_batch);
     if (memory_->can_rewind()) {
         // A recurrent state moves its cells in its table first and in the graph later: a graph that stops in between
         // mixes up the states of all sequences, those outside the step too.
@@ -94,13 +94,16 @@ void Engine::check_slot_is_free(llama_seq_id seq_id) const {
     }
 }
 
-void Engine::open(llama_seq_id seq_id, const SamplerSpec & spec, const std::vector<llama_token> & history) {
+void Engine::open(llama_seq_id seq_id, const SamplerSpec & spec, const std::vector<llama_token> & history,
+                  int32_t n_top) {
     settle();
     check_up();
     check_slot_is_free(seq_id);
     auto sequence     = std::make_unique<Sequence>();
     sequence->sampler = std::make_unique<RowSampler>(spec, *model_);
     sequence->sampler->show_history(history);
+    sequence->stop_tokens.assign(spec.stop_tokens.begin(), spec.stop_tokens.end());
+    sequence->n_top    = n_top;
     sequence->n_past   = (llama_pos) memory_->length(seq_id);
     sequences_[seq_id] = std::move(sequence);
 }
@@ -232,6 +235,14 @@ void Engine::check_plan(const StepPlan & plan) const {
         for (const llama_token token : piece.tokens) {
             if (!model_->has_token(token)) {
                 throw BadTokenError(token, model_->n_vocab());
+            }
+        }
+        if (piece.next_token != -1) {
+            if (piece.is_last) {
+                throw EngineError("a piece of sequence " + std::to_string(piece.seq_id) + " is the last and has a next");
+            }
+            if (!model_->has_token(piece.next_token)) {
+                throw BadTokenError(piece.next_token, model_->n_vocab());
             }
         }
     }

@@ -58,9 +58,11 @@ public:
     // What a saved state depends on beside the model.
     const std::string & state_layout() const { return state_layout_; }
 
-    // Start a sequence with a sampler of its own, whose penalties look back on `history`; it goes on from what the memory
-    // holds under this id. Throws EngineError if the id is open or out of range, BadTokenError for a bias.
-    void open(llama_seq_id seq_id, const SamplerSpec & spec, const std::vector<llama_token> & history);
+    // Start a sequence with a sampler of its own, which looks back on `history`; it goes on from what the memory holds under
+    // this id. With `n_top` 0 or more, each token drawn comes with its probability and so many of the likeliest. Throws
+    // EngineError if the id is open or out of range, BadTokenError and BadSamplerError for the sampler.
+    void open(llama_seq_id seq_id, const SamplerSpec & spec, const std::vector<llama_token> & history,
+              int32_t n_top = -1);
     // End a sequence and free its cells, unless they are kept under its id; whether it was open. What is broken is not kept.
     bool close(llama_seq_id seq_id, bool keep = false);
 

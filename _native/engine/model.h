@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "dry_breakers.h"
 #include "llama_handles.h"
 
 namespace llamaserve {
@@ -56,6 +57,8 @@ public:
     // Appends the bytes of the token to `bytes`.
     void append_piece(int64_t token, bool special, std::string & bytes) const;
 
+    const DryBreakers & dry_breakers() const { return dry_breakers_; }
+
     // Throws BadTextError for a text llama.cpp cannot take safely: too long, or with too long a run of letters.
     std::vector<llama_token> tokenize(const std::string & text, bool add_special, bool parse_special) const;
 
@@ -69,6 +72,7 @@ private:
     ModelHandle              handle_;
     bool                     has_weights_;
     std::vector<llama_token> eog_tokens_;
+    DryBreakers              dry_breakers_{*this};
 };
 
 }  // namespace llamaserve

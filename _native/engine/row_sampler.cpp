@@ -16,40 +16,48 @@ constexpr size_t n_maybe_barred = 64;
 }  // namespace
 
 RowSampler::RowSampler(const SamplerSpec & spec, const Model & model)
-    : n_vocab_(model.n_vocab()), chain_(make_sampler(spec, model)), n_likeliest_(spec.is_greedy() ? 1 : spec.top_k),
-      n_penalised_most_(spec.has_penalties() ? spec.repeat_last_n : 0) {
-    for (const llama_logit_bias & bias : all_biases(spec, model)) {
+    : RowSampler(spec, model, all_biases(spec, model)) {}
+
+RowSampler::RowSampler(const SamplerSpec & spec, const Model & model, const std::vector<llama_logit_bias> & biases)
+    : n_vocab_(model.n_vocab()), chain_(make_sampler(spec, model, biases)), rules_(spec, model, biases),
+      n_likeliest_(spec.n_likeliest()), n_moved_most_(spec.n_looked_back()) {
+    for (const llama_logit_bias & bias : biases) {
         biased_.push_back(bias.token);
     }
 }
 
 void RowSampler::show_history(const std::vector<llama_token> & tokens) {
-    if (n_penalised_most_ == 0) {
+    if (n_moved_most_ == 0) {
         return;
     }
     for (const llama_token token : tokens) {
-        take_note(token);
+        look_back_on(token);
     }
 }
 
-void RowSampler::take_note(llama_token token) {
+void RowSampler::look_back_on(llama_token token) {
     llama_sampler_accept(chain_.get(), token);
-    if (n_penalised_most_ > 0) {
-        if (penalised_.size() >= n_penalised_most_) {
-            penalised_.pop_front();
+    if (n_moved_most_ > 0) {
+        if (moved_.size() >= n_moved_most_) {
+            moved_.pop_front();
         }
-        penalised_.push_back(token);
+        moved_.push_back(token);
     }
 }
 
 llama_token RowSampler::draw(const float * logits, const TokenMask * mask) {
-    if (!fill_likeliest(logits, mask)) {
+    if (!rules_.allowed().empty()) {
+        fill_from(rules_.allowed(), logits);
+    } else if (!fill_likeliest(logits, mask)) {
         fill_candidates(logits);
     }
     if (mask != nullptr) {
         mask->keep(candidates_);
     }
     llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};
+    if (array.size == 0) {
+        throw std::runtime_error("no token may be drawn");
+    }
     llama_sampler_apply(chain_.get(), &array);
     if (array.selected < 0 || array.selected >= (int64_t) array.size) {
         throw std::runtime_error("the sampler selected no token");
@@ -58,24 +66,45 @@ llama_token RowSampler::draw(const float * logits, const TokenMask * mask) {
         throw std::runtime_error("every token that the grammar allows is forbidden by the request");
     }
     const llama_token token = array.data[array.selected].id;
-    take_note(token);
+    look_back_on(token);
+    rules_.take_note(token);
     return token;
 }
 
+// Tokens that may not be drawn are left out: to the samplers that is as if their logits were -inf, but none of them has to
+// count with tokens of no probability.
 void RowSampler::fill_candidates(const float * logits) {
     candidates_.resize(n_vocab_);
     for (llama_token id = 0; id < n_vocab_; id++) {
         candidates_[id] = {id, logits[id], 0.0f};
     }
+    const std::vector<llama_token> & barred = rules_.barred();
+    if (!barred.empty()) {
+        const auto is_barred = [&barred](const llama_token_data & candidate) {
+            return std::binary_search(barred.begin(), barred.end(), candidate.id);
+        };
+        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), is_barred), candidates_.end());
+    }
 }
 
-// At most m logits move, so of the k + m largest at least k stay where they are: whatever is below those cannot be among
-// the k likeliest. False where that is not worth it, or where two of them, or the last and the one below it, are equal:
-// llama.cpp's sort says which of equal tokens comes first by where they stand among all. The likeliest token alone is the
-// first of equals in both.
+void RowSampler::fill_from(const std::vector<llama_token> & ids, const float * logits) {
+    const std::vector<llama_token> & barred = rules_.barred();
+    candidates_.clear();
+    for (const llama_token id : ids) {
+        if (barred.empty() || !std::binary_search(barred.begin(), barred.end(), id)) {
+            candidates_.push_back({id, logits[id], 0.0f});
+        }
+    }
+}
+
+// At most m logits move or are barred, so of the k + m largest at least k stay where they are: whatever is below those
+// cannot be among the k likeliest. False where that is not worth it, or where two of them, or the last and the one below
+// it, are equal: llama.cpp's sort says which of equal tokens comes first by where they stand among all. The likeliest token
+// alone is the first of equals in both.
 bool RowSampler::fill_likeliest(const float * logits, const TokenMask * mask) {
     const bool   is_one = n_likeliest_ == 1 && mask == nullptr;  // a mask may leave equals behind those that were found
-    const size_t n      = (size_t) n_likeliest_ + biased_.size() + penalised_.size() + (is_one ? 0 : 1);
+    const size_t n      = (size_t) n_likeliest_ + biased_.size() + moved_.size() + rules_.barred().size() +
+                     (is_one ? 0 : 1);
     if (n_likeliest_ <= 0 || n > (size_t) (n_vocab_ / n_vocab_per_candidate)) {
         return false;
     }
@@ -87,14 +116,10 @@ bool RowSampler::fill_likeliest(const float * logits, const TokenMask * mask) {
         return false;
     }
     ids_.insert(ids_.end(), biased_.begin(), biased_.end());
-    ids_.insert(ids_.end(), penalised_.begin(), penalised_.end());
+    ids_.insert(ids_.end(), moved_.begin(), moved_.end());
     std::sort(ids_.begin(), ids_.end());
     ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
-
-    candidates_.clear();
-    for (const llama_token id : ids_) {
-        candidates_.push_back({id, logits[id], 0.0f});
-    }
+    fill_from(ids_, logits);
     return is_one || !has_equal_logits();
 }
 

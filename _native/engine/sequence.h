@@ -1,6 +1,7 @@
 // What the engine keeps of a sequence beside its cells.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,7 +17,13 @@ struct Sequence {
     llama_pos                  n_past       = 0;      // tokens in memory that the caller knows of
     std::optional<llama_token> drawn;                 // the last token drawn, not in memory yet
     llama_pos                  n_recompute = 0;       // a resumed sequence without its cells: tokens it had, to be fed again
+    std::vector<llama_token>   stop_tokens;          // tokens that end its text as those of the model do
+    int32_t                    n_top       = -1;     // likeliest tokens to tell of with each drawn; -1 = not even of itself
     std::string                broken;                // why it can only be closed; empty = it is fine
+
+    bool stops_at(llama_token token) const {
+        return std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end();
+    }
 
     // Whether the tokens it is fed are some that it had before: nothing is drawn after them.
     bool is_recomputing() const { return n_past < n_recompute; }

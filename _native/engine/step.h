@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "llama.h"
+#include "log_probs.h"
 #include "token_mask.h"
 
 namespace llamaserve {
@@ -15,6 +16,9 @@ struct PromptPiece {
     llama_seq_id             seq_id;
     std::vector<llama_token> tokens;
     bool                     is_last;  // the prompt ends here: draw the first token
+    // How likely the token after each of these was, with so many of the likeliest beside it; -1 = that is not asked.
+    int32_t     n_top      = -1;
+    llama_token next_token = -1;  // the prompt's token after the piece; -1 = none is known
 };
 
 // One step: decode rows first, then prompt pieces.
@@ -50,6 +54,9 @@ struct RowOutput {
     RowError     error  = RowError::none;
     std::string  piece;    // bytes of the token; empty for a control token
     std::string  message;  // what went wrong
+    // For a piece that asks, of the tokens after its own, in order, and where a text begins of its first before these; then,
+    // for a sequence that asks, of the token drawn.
+    std::vector<TokenScore> scores;
 };
 
 // Seconds the parts of a step took on the worker.

@@ -1,6 +1,7 @@
 #include "step_run.h"
 
 #include <chrono>
+#include <cmath>
 
 #include "llama_log.h"
 
@@ -28,9 +29,9 @@ constexpr int64_t least_parallel_logits = 200'000;  // about 40 us of drawing: b
 }  // namespace
 
 StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences,
-                 const AbortSwitch & abort, int32_t n_batch, int32_t n_threads)
-    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), abort_(abort), n_threads_(n_threads),
-      batch_(n_batch) {
+                 const AbortSwitch & abort, int32_t n_batch, int32_t n_outputs_max, int32_t n_threads)
+    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), abort_(abort), n_outputs_max_(n_outputs_max),
+      n_threads_(n_threads), batch_(n_batch) {
     entries_.reserve(n_batch);
     batch_entries_.reserve(n_batch);
 }
@@ -43,7 +44,7 @@ void StepRun::compute(const StepPlan & plan) {
         masks_    = &plan.masks;
         purge_    = &plan.purge;
         n_purged_ = 0;
-        decode_range(0, entries_.size());
+        decode_all();
     } catch (...) {
         lose("the engine failed in the middle of a step");
         fail_all_rows(lost_);
@@ -109,6 +110,7 @@ void StepRun::begin(const std::vector<llama_seq_id> & decode, const std::vector<
     entries_.clear();
     outputs_.clear();
     row_starts_.clear();
+    n_tops_.clear();
     outputs_.reserve(decode.size() + pieces.size());
     for (const llama_seq_id seq_id : decode) {
         add_row(seq_id, nullptr);
@@ -124,22 +126,51 @@ void StepRun::add_row(llama_seq_id seq_id, const PromptPiece * piece) {
     RowOutput &      output = outputs_.emplace_back();
     output.seq_id           = seq_id;
     row_starts_.push_back(owner.n_past);
+    n_tops_.push_back(piece == nullptr ? -1 : piece->n_top);
     if (!owner.broken.empty()) {
         output.error   = RowError::decode;
         output.message = owner.broken;
         return;
     }
     if (piece == nullptr) {
-        entries_.push_back({*owner.drawn, owner.n_past, row, true});
+        entries_.push_back({*owner.drawn, owner.n_past, row, Use::draw});
         return;
+    }
+    if (piece->n_top >= 0 && owner.n_past == 0) {
+        output.scores.push_back({{piece->tokens.front(), std::nanf(""), {}}, {}});
+        write_out(output.scores.back());
     }
     const size_t n_tokens = piece->tokens.size();
     for (size_t i = 0; i < n_tokens; i++) {
-        entries_.push_back({piece->tokens[i], owner.n_past + (llama_pos) i, row, piece->is_last && i + 1 == n_tokens});
+        const bool        is_end = i + 1 == n_tokens;
+        const llama_token next   = is_end ? piece->next_token : piece->tokens[i + 1];
+        Use               use    = piece->n_top >= 0 && next >= 0 ? Use::score : Use::none;
+        if (is_end && piece->is_last) {
+            use = Use::draw;
+        }
+        entries_.push_back({piece->tokens[i], owner.n_past + (llama_pos) i, row, use, next});
     }
 }
 
 // --- through llama_decode ---
+
+// The context holds logits of so many tokens at once; only scored prompts want those of more.
+void StepRun::decode_all() {
+    size_t begin     = 0;
+    size_t n_outputs = 0;
+    for (size_t i = 0; i < entries_.size(); i++) {
+        if (entries_[i].use == Use::none) {
+            continue;
+        }
+        if (n_outputs == n_outputs_max_) {
+            decode_range(begin, i);
+            begin     = i;
+            n_outputs = 0;
+        }
+        n_outputs++;
+    }
+    decode_range(begin, entries_.size());
+}
 
 // Decodes entries [begin, end), without those of rows that failed; purges and halves where the whole does not go.
 void StepRun::decode_range(size_t begin, size_t end) {
@@ -190,7 +221,7 @@ void StepRun::fill_batch(size_t begin, size_t end) {
     for (size_t i = begin; i < end; i++) {
         const Entry & entry = entries_[i];
         if (outputs_[entry.row].error == RowError::none) {
-            batch_.add(entry.token, entry.pos, outputs_[entry.row].seq_id, entry.output);
+            batch_.add(entry.token, entry.pos, outputs_[entry.row].seq_id, entry.use != Use::none);
             batch_entries_.push_back(i);
         }
     }
@@ -248,7 +279,7 @@ void StepRun::commit() {
     for (size_t i = 0; i < batch_entries_.size(); i++) {
         const Entry & entry        = entries_[batch_entries_[i]];
         sequence(entry.row).n_past = entry.pos + 1;
-        if (!entry.output) {
+        if (entry.use == Use::none) {
             continue;
         }
         const float * logits = llama_get_logits_ith(ctx_, (int32_t) i);
@@ -256,10 +287,10 @@ void StepRun::commit() {
             fail_row(entry.row, RowError::decode, "llama.cpp gave no logits");
             continue;
         }
-        draws_.push_back({entry.row, logits, {}});
+        draws_.push_back({&entry, logits, {}, {}});
     }
     draw_tokens();
-    for (const Draw & draw : draws_) {
+    for (Draw & draw : draws_) {
         finish_draw(draw);
     }
 }
@@ -271,38 +302,64 @@ void StepRun::draw_tokens() {
     if (draws_.size() > 1 && n_threads_ > 1 && n_logits >= least_parallel_logits) {
 #pragma omp parallel for schedule(dynamic) num_threads(n_threads_)
         for (size_t i = 0; i < draws_.size(); i++) {
-            draw_token(draws_[i]);
+            compute_draw(draws_[i]);
         }
         return;
     }
 #endif
     (void) n_logits;
     for (Draw & draw : draws_) {
-        draw_token(draw);
+        compute_draw(draw);
     }
 }
 
-// Touches nothing but the row's own sequence and output.
-void StepRun::draw_token(Draw & draw) {
+// Touches nothing but this, and for a row that draws its own sequence and output.
+void StepRun::compute_draw(Draw & draw) {
+    const Entry & entry = *draw.entry;
     try {
-        const auto mask          = masks_->find(outputs_[draw.row].seq_id);
-        outputs_[draw.row].token = sequence(draw.row).sampler->draw(
-            draw.logits, mask == masks_->end() ? nullptr : &mask->second);
+        llama_token token = entry.next;
+        if (entry.use == Use::draw) {
+            const auto mask = masks_->find(outputs_[entry.row].seq_id);
+            token = outputs_[entry.row].token = sequence(entry.row).sampler->draw(
+                draw.logits, mask == masks_->end() ? nullptr : &mask->second);
+        }
+        const int32_t n_top = entry.use == Use::draw ? sequence(entry.row).n_top : n_tops_[entry.row];
+        if (n_top >= 0) {
+            draw.score = LogProbs(draw.logits, model_.n_vocab()).score(token, n_top);
+        }
     } catch (const std::exception & error) {
         draw.failure = std::string("sampling failed: ") + error.what();
     }
 }
 
-void StepRun::finish_draw(const Draw & draw) {
-    RowOutput & output = outputs_[draw.row];
-    if (!draw.failure.empty()) {
+void StepRun::finish_draw(Draw & draw) {
+    const size_t row    = draw.entry->row;
+    RowOutput &  output = outputs_[row];
+    if (output.error != RowError::none) {  // by another token of the row
         output.token = RowOutput::no_token;
-        fail_row(draw.row, RowError::decode, draw.failure);
         return;
     }
-    output.is_eog            = model_.is_eog(output.token);
-    sequence(draw.row).drawn = output.token;
-    model_.append_piece(output.token, false, output.piece);
+    if (!draw.failure.empty()) {
+        output.token = RowOutput::no_token;
+        fail_row(row, RowError::decode, draw.failure);
+        return;
+    }
+    if (draw.score.chosen.token >= 0) {
+        write_out(draw.score);
+        output.scores.push_back(std::move(draw.score));
+    }
+    if (draw.entry->use == Use::draw) {
+        output.is_eog       = model_.is_eog(output.token) || sequence(row).stops_at(output.token);
+        sequence(row).drawn = output.token;
+        model_.append_piece(output.token, false, output.piece);
+    }
+}
+
+void StepRun::write_out(TokenScore & score) const {
+    model_.append_piece(score.chosen.token, true, score.chosen.piece);
+    for (TokenProb & likely : score.top) {
+        model_.append_piece(likely.token, true, likely.piece);
+    }
 }
 
 // --- rows that fail ---
@@ -310,6 +367,7 @@ void StepRun::finish_draw(const Draw & draw) {
 void StepRun::fail_row(size_t row, RowError error, const std::string & message) {
     outputs_[row].error   = error;
     outputs_[row].message = message;
+    outputs_[row].scores.clear();
     Sequence & owner      = sequence(row);
     if (error == RowError::decode) {
         forget(row);

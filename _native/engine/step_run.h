@@ -22,7 +22,7 @@ namespace llamaserve {
 class StepRun {
 public:
     StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences,
-            const AbortSwitch & abort, int32_t n_batch, int32_t n_threads);
+            const AbortSwitch & abort, int32_t n_batch, int32_t n_outputs_max, int32_t n_threads);
 
     // The whole step; its outputs and its report are ready afterwards. Does not throw.
     void compute(const StepPlan & plan);
@@ -46,23 +46,29 @@ public:
     Faults & faults() { return faults_; }
 
 private:
+    // What the logits behind a token are for.
+    enum class Use { none, draw, score };
+
     // A token of the step and the row it belongs to.
     struct Entry {
         llama_token token;
         llama_pos   pos;
         size_t      row;
-        bool        output;
+        Use         use;
+        llama_token next = -1;  // the token to score
     };
 
-    // A row that draws: its logits, and what went wrong; rows draw in parallel.
+    // Logits to draw a row's token from, or to score one of its prompt, and what went wrong; done in parallel.
     struct Draw {
-        size_t        row;
+        const Entry * entry;
         const float * logits;
+        TokenScore    score;
         std::string   failure;
     };
 
     void begin(const std::vector<llama_seq_id> & decode, const std::vector<PromptPiece> & pieces);
     void add_row(llama_seq_id seq_id, const PromptPiece * piece);
+    void decode_all();
     void decode_range(size_t begin, size_t end);
     void fill_batch(size_t begin, size_t end);
     bool purge_one();
@@ -70,8 +76,9 @@ private:
     int  call_decode();
     void commit();
     void draw_tokens();
-    void draw_token(Draw & draw);
-    void finish_draw(const Draw & draw);
+    void compute_draw(Draw & draw);
+    void finish_draw(Draw & draw);
+    void write_out(TokenScore & score) const;
     void lose(const std::string & why);
 
     void fail_row(size_t row, RowError error, const std::string & message);
@@ -88,6 +95,7 @@ private:
     const Model &   model_;
     Sequences &     sequences_;
     const AbortSwitch & abort_;
+    size_t          n_outputs_max_;
     int32_t         n_threads_;
     Faults          faults_;
     std::string     lost_;
@@ -98,6 +106,7 @@ private:
     std::vector<size_t>              batch_entries_;  // batch index -> entry
     std::vector<RowOutput>           outputs_;
     std::vector<llama_pos>           row_starts_;     // row -> tokens its sequence had before the step
+    std::vector<int32_t>             n_tops_;         // row -> as its piece has it
     std::vector<Draw>                draws_;
     const TokenMasks *               masks_ = nullptr;  // of the plan whose tokens are drawn
     const std::vector<llama_seq_id> *purge_ = nullptr;

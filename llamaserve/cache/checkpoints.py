@@ -25,13 +25,14 @@ def checkpoint_positions(prompt: Prompt) -> tuple[int, ...]:
     last token, unless a message ends shortly before it: that token is always computed, so the same prompt sent again
     goes on from there (K11).
     """
+    n_useful = len(prompt.tokens) - 1
     chosen: list[int] = []
     for position in prompt.boundaries:
-        if 0 < position <= prompt.n_reusable and position - (chosen[-1] if chosen else 0) >= LEAST_APART:
+        if 0 < position <= n_useful and position - (chosen[-1] if chosen else 0) >= LEAST_APART:
             chosen.append(position)
     last = chosen[-1] if chosen else 0
-    if prompt.n_reusable - last >= LEAST_APART:
-        chosen.append(prompt.n_reusable)
+    if n_useful - last >= LEAST_APART:
+        chosen.append(n_useful)
     return (*chosen[:1], *chosen[1:][1 - MOST_PER_SLOT :])
 
 

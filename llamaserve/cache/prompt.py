@@ -31,6 +31,8 @@ class Prompt:
     """Positions where messages end, ascending: a prompt that diverges later often does so here."""
     is_private: bool = False
     """Whether it is shared only within its scope and while requests of that are there; nothing is kept after them."""
+    is_computed_anew: bool = False
+    """Whether nothing is reused for it, whatever others may reuse of it: the logits of all its tokens are wanted."""
 
     @property
     def is_kept(self) -> bool:
@@ -40,4 +42,4 @@ class Prompt:
     @property
     def n_reusable(self) -> int:
         """Most tokens that may come from elsewhere: the last is always computed, its logits draw the first token."""
-        return max(0, len(self.tokens) - 1)
+        return 0 if self.is_computed_anew else max(0, len(self.tokens) - 1)

@@ -21,8 +21,8 @@ from llamaserve.config import (
     SchedulerConfig,
 )
 from llamaserve.models import DEFAULT_MODEL
-from llamaserve.request import SamplingParams
 from llamaserve.request_options import SamplingOptions
+from llamaserve.sampling import SamplingParams
 from llamaserve.scheduler.prefill_settings import MIXED_STEP_VARIABLE, resolve_mixed_step
 
 MODEL_HELP = f'A .gguf file, "{DEFAULT_MODEL}" (fetched on first use), or "hf:owner/repo/file.gguf".'

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamaserve.engine.fake_masks import check_masks, masked
 from llamaserve.engine.fake_memory import FakeCells, FakeState
@@ -21,6 +21,7 @@ from llamaserve.engine.fake_text import (
     FakeVocabulary,
     check_token,
     letters,
+    score,
     scripted,
 )
 from llamaserve.engine.port import (
@@ -30,6 +31,7 @@ from llamaserve.engine.port import (
     PromptPiece,
     RowError,
     SavedState,
+    Score,
     SequenceSpec,
     StepFlag,
     StepPlan,
@@ -66,6 +68,7 @@ class FakeRow:
     token: int | None = None
     is_eog: bool = False
     piece: bytes = b""
+    scores: tuple[Score, ...] = ()
     error: RowError | None = None
     message: str = ""
 
@@ -93,12 +96,13 @@ class FakeFlag:
 class _Sequence:
     """What is kept of an open sequence beside its cells."""
 
-    __slots__ = ("broken", "drawn", "n_recompute", "spec")
+    __slots__ = ("broken", "drawn", "n_drawn", "n_recompute", "spec")
 
     def __init__(self, spec: SequenceSpec) -> None:
         self.spec = spec
         self.drawn: int | None = None
         """The token drawn last; it has no cell yet."""
+        self.n_drawn = 0
         self.n_recompute = 0
         """Tokens that one resumed without its cells had."""
         self.broken: str | None = None
@@ -116,10 +120,13 @@ class FakeSuspended:
 class FakeEngine:
     """An ``Engine`` with scripted text.
 
-    ``continuation`` draws every token; of the sampling parameters only ``ignore_eos`` and ``logit_bias`` with -inf on
-    EOS matter: EOS is then drawn as ".". A token that a mask bars becomes one that it allows. ``step_s`` seconds pass
-    in a step, unless its flag is set before. ``n_ctx`` cells are shared by all sequences, one of them holds at most
-    ``n_ctx_seq``. A step that runs ahead takes no time and no cell: only the next ``submit`` sees that it was there.
+    ``continuation`` draws every token; of the sampling parameters only those matter that forbid EOS, for good or before
+    ``min_tokens``: it is then drawn as ".". A token that a mask bars becomes one that it allows. Scores are those of
+    ``fake_text.score``.
+
+    ``step_s`` seconds pass in a step, unless its flag is set before. ``n_ctx`` cells are shared by all sequences, one
+    of them holds at most ``n_ctx_seq``. A step that runs ahead takes no time and no cell: only the next ``submit`` sees
+    that it was there.
 
     ``can_share`` lets ids share cells, and has 256 of them. Memory without ``can_trim`` is like a recurrent state: it
     forgets all or nothing and has checkpoints, whose copies hold every token. A copy takes ``bytes_per_cell`` for each.
@@ -248,7 +255,7 @@ class FakeEngine:
         self._check_free(spec.seq_id)
         for token in spec.sampling.logit_bias:
             check_token(token, "logit_bias")
-        for token in spec.history:
+        for token in (*spec.history, *spec.stop_tokens):
             check_token(token)
         self.opened.append(spec)
         self._sequences[spec.seq_id] = _Sequence(spec)
@@ -416,7 +423,7 @@ class FakeEngine:
             return [FakeRow(seq_id, error=RowError.ABORTED, message="the step was stopped") for seq_id in ids]
         self._masks = plan.masks
         rows = [self._decode(seq_id) for seq_id in plan.decode]
-        rows += [self._compute(piece.seq_id, piece.tokens, draw=piece.is_last) for piece in plan.pieces]
+        rows += [self._compute_piece(piece) for piece in plan.pieces]
         goes_on = all(row.error is None and row.token is not None and not row.is_eog for row in rows)
         if self._wants_ahead and self._can_rewind and goes_on:
             self._ahead_rows = tuple(sorted(ids))
@@ -590,6 +597,23 @@ class FakeEngine:
             raise EngineError(f"the piece of sequence {piece.seq_id} is empty")
         for token in piece.tokens:
             check_token(token)
+        if piece.next_token is not None:
+            if piece.is_last:
+                raise EngineError(f"the piece of sequence {piece.seq_id} is the last and has a next token")
+            check_token(piece.next_token)
+
+    def _compute_piece(self, piece: PromptPiece) -> FakeRow:
+        before = self._cells.tokens(piece.seq_id)
+        row = self._compute(piece.seq_id, piece.tokens, draw=piece.is_last)
+        if piece.n_top is None or row.error is not None:
+            return row
+        following = [*piece.tokens[1:], *(() if piece.next_token is None else (piece.next_token,))]
+        first = piece.tokens[0]
+        scores: list[Score] = [] if before else [(first, self._vocab.detokenize([first], special=True), None, ())]
+        for index, token in enumerate(following):
+            text = (*before, *piece.tokens[: index + 1])
+            scores.append(score(self._continuation(text), token, piece.n_top))
+        return replace(row, scores=(*scores, *row.scores))
 
     def _decode(self, seq_id: int) -> FakeRow:
         drawn = self._sequences[seq_id].drawn
@@ -609,14 +633,17 @@ class FakeEngine:
         self._cells.append(seq_id, tokens)
         if not draw:
             return FakeRow(seq_id)
-        token = self._continuation(self._cells.tokens(seq_id))
-        sampling = sequence.spec.sampling
-        if token == EOS and (sampling.ignore_eos or sampling.logit_bias.get(EOS) == float("-inf")):
+        likeliest = token = self._continuation(self._cells.tokens(seq_id))
+        spec = sequence.spec
+        is_end_forbidden = spec.sampling.ignore_eos or sequence.n_drawn < spec.sampling.min_tokens
+        if token == EOS and (is_end_forbidden or spec.sampling.logit_bias.get(EOS) == float("-inf")):
             token = ord(".")
         token = masked(token, self._masks.get(seq_id), self._cells.length(seq_id))
         sequence.drawn = token
-        is_eog = token == EOS
-        return FakeRow(seq_id, token, is_eog, bytes([token]) if token < EOS else b"")
+        sequence.n_drawn += 1
+        scores = () if spec.n_top is None else (score(likeliest, token, spec.n_top),)
+        is_eog = token == EOS or token in spec.stop_tokens
+        return FakeRow(seq_id, token, is_eog, bytes([token]) if token < EOS else b"", scores)
 
     def _has_room(self, n_cells: int) -> bool:
         """Whether so many cells are free, after as many purges as that takes."""

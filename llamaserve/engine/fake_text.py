@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from llamaserve.engine.port import FimTokens
+from llamaserve.engine.port import FimTokens, Score
 from llamaserve.errors import BadToken
 
 EOS = 256
@@ -44,6 +45,18 @@ def scripted(replies: Mapping[str, str | bytes]) -> Continuation:
     return continuation
 
 
+def score(likeliest: int, token: int, n_top: int) -> Score:
+    """How likely a token is where another is the likeliest: half as much for each id in between, counted upwards and
+    around the end."""
+    ranked = [(likeliest + rank) % N_VOCAB for rank in range(N_VOCAB)]
+    top = [(other, _written(other), -(rank + 1) * math.log(2)) for rank, other in enumerate(ranked[:n_top])]
+    return token, _written(token), -(ranked.index(token) + 1) * math.log(2), tuple(top)
+
+
+def _written(token: int) -> bytes:
+    return FakeVocabulary().detokenize([token], special=True)
+
+
 class FakeVocabulary:
     """Bytes 0 to 255, then EOS and BOS; ``fim_tokens`` are bytes that are used for nothing else."""
 
@@ -69,6 +82,10 @@ class FakeVocabulary:
         for token in tokens:
             check_token(token)
         return b"".join(bytes([token]) if token < EOS else names[token] if special else b"" for token in tokens)
+
+    def find_breakers(self, texts: Sequence[str]) -> None:
+        """There is nothing to look up: nothing here repeats or breaks."""
+        del texts
 
     def is_eog(self, token: int) -> bool:
         """Whether the token is EOS. Raises BadToken."""

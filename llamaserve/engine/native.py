@@ -19,10 +19,12 @@ from llamaserve._engine import CancelFlag
 from llamaserve.chat.native_template import NativeChatTemplate
 from llamaserve.config import EngineConfig, FlashAttention, Profile
 from llamaserve.engine.memory_check import available_bytes, check_context_fits
+from llamaserve.engine.native_sampling import sampler_spec
 from llamaserve.engine.port import (
     FimTokens,
     MemoryKind,
     ModelInfo,
+    PromptPiece,
     RowOutput,
     SavedState,
     SequenceSpec,
@@ -86,6 +88,10 @@ class NativeVocabulary:
     def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
         """Bytes of the tokens. Raises BadToken."""
         return self._model.detokenize(tokens, special=special)
+
+    def find_breakers(self, texts: Sequence[str]) -> None:
+        """Look up which tokens have these texts inside; they are remembered. Raises BadSampler."""
+        self._model.find_breakers(texts)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation. Raises BadToken."""
@@ -166,22 +172,13 @@ class NativeEngine:
         return self._engine.state_layout
 
     def open(self, spec: SequenceSpec) -> None:
-        """Start a sequence that goes on from what its id holds. Raises EngineError, BadToken, EngineDown."""
-        sampling = spec.sampling
+        """Start a sequence that goes on from what its id holds. Raises EngineError, BadToken, BadSampler,
+        EngineDown."""
         self._engine.open(
             spec.seq_id,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            repeat_penalty=sampling.repeat_penalty,
-            repeat_last_n=sampling.repeat_last_n,
-            frequency_penalty=sampling.frequency_penalty,
-            presence_penalty=sampling.presence_penalty,
-            ignore_eos=sampling.ignore_eos,
-            logit_bias=list(sampling.logit_bias.items()),
+            sampler_spec(spec.sampling, spec.stop_tokens),
             history=spec.history,
+            n_top=-1 if spec.n_top is None else spec.n_top,
         )
 
     def length(self, seq_id: int) -> int:
@@ -227,7 +224,7 @@ class NativeEngine:
         """Hand a step to the worker. Raises EngineError, BadToken."""
         if flag is not None and not isinstance(flag, CancelFlag):
             raise EngineError(f"the flag of a step is a CancelFlag, not {type(flag).__name__}")
-        pieces = [(piece.seq_id, piece.tokens, piece.is_last) for piece in plan.pieces]
+        pieces = [_native_piece(piece) for piece in plan.pieces]
         return Ticket(
             self._engine.submit(plan.decode, pieces, flag, purge=plan.purge, ahead=ahead, masks=dict(plan.masks))
         )
@@ -285,6 +282,13 @@ class NativeEngine:
     def shutdown(self) -> None:
         """Free the context; the weights go with the last user of the vocabulary or the template."""
         self._engine.shutdown()
+
+
+def _native_piece(piece: PromptPiece) -> tuple[int, Sequence[int], bool] | tuple[int, Sequence[int], bool, int, int]:
+    if piece.n_top is None:
+        return (piece.seq_id, piece.tokens, piece.is_last)
+    next_token = -1 if piece.next_token is None else piece.next_token
+    return (piece.seq_id, piece.tokens, piece.is_last, piece.n_top, next_token)
 
 
 def _own_state(state: SavedState) -> _engine.SavedState:

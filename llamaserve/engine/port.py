@@ -19,6 +19,7 @@ calls; the real engine runs the work on its one native worker. Laws, tested on b
   next ``submit`` of just that plan finds it done; any other plan or call takes it back first, and so does ``unwind``:
   then cells and samplers are as if it had not been. A sequence whose cells cannot be removed is broken.
 - ``suspend`` and ``resume`` change nothing of what comes out either.
+- Scores change nothing of what comes out, and are the same in whatever pieces a prompt is computed.
 - ``adopt``, ``trim``, ``save`` and ``restore`` move cells between ids; tokens drawn after an adopted prefix are those
   drawn after a computed one, as far as the model's kernels allow.
 - After ``shutdown`` there are errors, never a crash: EngineDown from ``open`` and ``submit``, EngineError for the
@@ -32,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, Protocol
 
-from llamaserve.request import SamplingParams
+from llamaserve.sampling import SamplingParams
 
 Ticket = NewType("Ticket", int)
 
@@ -65,7 +66,11 @@ class SequenceSpec:
     """0 to n_slots - 1, not open."""
     sampling: SamplingParams
     history: Sequence[int] = ()
-    """Tokens the penalties look back on before the first is drawn: the end of the prompt, or nothing without them."""
+    """Tokens the samplers look back on before the first is drawn: the end of the prompt, or nothing if none does."""
+    stop_tokens: Sequence[int] = ()
+    """Tokens that end its text as the model's own do."""
+    n_top: int | None = None
+    """How many of the likeliest tokens come with the score of each token drawn; None = no scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,10 @@ class PromptPiece:
     """At least one token id."""
     is_last: bool
     """Whether the prompt ends here: then the row draws the first token."""
+    n_top: int | None = None
+    """How many of the likeliest tokens come with the score of each token that follows one of these; None = none."""
+    next_token: int | None = None
+    """The token that follows the last of these, for its score; not with ``is_last``, where it is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,14 @@ class StepPlan:
     masks: Mapping[int, bytes] = field(default_factory=dict)
     """Of rows that draw, which tokens they may draw in this step, as ``TokenConstraint.mask`` has it; others may draw
     any. A step that ran ahead is drawn under the masks of the plan that asks for it."""
+
+
+LikelyToken = tuple[int, bytes, float]
+"""A token, its bytes with control tokens written out, and the natural logarithm of its probability."""
+Score = tuple[int, bytes, float | None, tuple[LikelyToken, ...]]
+"""The same of a token, and of the likeliest beside it in falling order, of equal ones the lowest id first. By the model
+alone: the softmax over the whole vocabulary before any bias or sampler. Never below -9999; None for the first token of
+a text, which nothing comes before."""
 
 
 class RowOutput(Protocol):
@@ -109,6 +126,11 @@ class RowOutput(Protocol):
     @property
     def piece(self) -> bytes:
         """The bytes the token stands for; maybe a part of a character, empty for a control token."""
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        """Where scores are asked for: of the tokens that follow those of a piece, before them of the first of the text
+        if the piece begins with it, and then of the token drawn."""
 
     @property
     def error(self) -> RowError | None: ...
@@ -224,6 +246,10 @@ class Vocabulary(Protocol):
     def detokenize(self, tokens: Sequence[int], *, special: bool) -> bytes:
         """Bytes of the tokens; ``special`` writes control tokens out. Raises BadToken."""
 
+    def find_breakers(self, texts: Sequence[str]) -> None:
+        """Look up which tokens have these texts inside, as ``dry_sequence_breakers``: milliseconds that ``open`` then
+        does not take. Raises BadSampler where too many have."""
+
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation. Raises BadToken."""
 
@@ -252,8 +278,8 @@ class Engine(Protocol):
 
     def open(self, spec: SequenceSpec) -> None:
         """Start a sequence with a sampler of its own; it goes on from what the memory holds under its id. Raises
-        EngineError if the id is open or out of range, BadToken if a logit bias or the history names a token outside the
-        vocabulary, EngineDown."""
+        EngineError if the id is open or out of range, BadToken if the sampling parameters, the stop tokens or the
+        history name a token outside the vocabulary, BadSampler if they leave none to draw, EngineDown."""
 
     def length(self, seq_id: int) -> int:
         """Tokens the memory holds under an id, open or not. Raises EngineError for an id out of range, EngineDown."""
@@ -306,9 +332,9 @@ class Engine(Protocol):
 
         Raises EngineError, and submits nothing, when a ticket is outstanding, the plan is empty, holds more than
         ``n_batch`` tokens, names a sequence twice or one that is not open, a piece is empty or its sequence has drawn
-        a token, a decode row has drawn none yet, the purge list names an open sequence, or a mask has the wrong size,
-        no bit or no row that draws; BadToken when a piece has a token outside the vocabulary; EngineDown when there is
-        no context any more.
+        a token, a last piece has a next token, a decode row has drawn none yet, the purge list names an open sequence,
+        or a mask has the wrong size, no bit or no row that draws; BadToken when a piece has a token outside the
+        vocabulary; EngineDown when there is no context any more.
         """
 
     def collect(self, ticket: Ticket) -> Sequence[RowOutput]:

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable, Collection
 
 from llamaserve.cache.prefix_memory import PrefixMemory
-from llamaserve.engine.port import Engine, SequenceSpec
+from llamaserve.engine.port import Engine
 from llamaserve.errors import Cancelled, ContextFull, DeadlineExceeded, EngineDown
 from llamaserve.request import Failed
 from llamaserve.scheduler.admission_queue import AdmissionQueue
 from llamaserve.scheduler.answers import Answers, as_ours
 from llamaserve.scheduler.inbox import Inbox, Submit
 from llamaserve.scheduler.kv_pressure import has_common_prefix, n_missing
-from llamaserve.scheduler.opening import NO_PROMPT, penalty_history
+from llamaserve.scheduler.opening import NO_PROMPT, sequence_spec
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
 from llamaserve.scheduler.slot import Slot, Work
 from llamaserve.scheduler.slot_table import SlotTable
@@ -196,7 +196,7 @@ class Admitter:
             work.reuse(self._prefixes.enter(slot.seq_id, work.prompt))
             self._prefixes.drop_fetch(request_id)
             work.piece_ends = self._prefixes.piece_ends(work.prompt)
-            self._engine.open(SequenceSpec(slot.seq_id, work.request.sampling, penalty_history(work.request)))
+            self._engine.open(sequence_spec(slot.seq_id, work.request))
         except EngineDown:
             raise
         except Exception as error:

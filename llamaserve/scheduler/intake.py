@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import NamedTuple
 
 from llamaserve.engine.port import RowOutput
-from llamaserve.request import Finished, FinishReason, TextDelta, Timings
+from llamaserve.request import Finished, FinishReason, PromptLogprobs, TextDelta, Timings, TokenLogprob
 from llamaserve.scheduler.finish import finish_reason
 from llamaserve.scheduler.slot import Work
 
@@ -40,8 +41,16 @@ def take_token(
     )
     if reason is not None:
         text += work.text.flush()
-    delta = TextDelta(text, () if is_eog else (token,)) if text or not is_eog else None
-    return Intake(delta, reason)
+    if is_eog:
+        return Intake(TextDelta(text, ()) if text else None, reason)
+    logprobs = () if work.request.logprobs is None else tuple(starmap(TokenLogprob, output.scores[-1:]))
+    return Intake(TextDelta(text, (token,), logprobs), reason)
+
+
+def prompt_logprobs(work: Work) -> PromptLogprobs:
+    """How likely the prompt was, when all of it is computed; its scores are given away."""
+    scores, work.prompt_scores = work.prompt_scores, []
+    return PromptLogprobs(tuple(starmap(TokenLogprob, scores)))
 
 
 def finished(work: Work, reason: FinishReason, now: float) -> Finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llamaserve.cache.prompt import Prompt, token_array
+from llamaserve.engine.port import SequenceSpec
 from llamaserve.request import GenerationRequest
 
 NO_PROMPT = Prompt(token_array(()), is_cached=False)
@@ -17,13 +18,19 @@ def prompt_of(request: GenerationRequest) -> Prompt:
         scope=request.prompt_group if is_private else request.cache_salt,
         is_cached=request.cache_prompt or is_private,
         session=None if is_private else request.session,
+        is_computed_anew=request.prompt_logprobs is not None,
         boundaries=request.boundaries,
         is_private=is_private,
     )
 
 
-def penalty_history(request: GenerationRequest) -> tuple[int, ...]:
-    """The end of the prompt that penalties look back on; nothing without penalties."""
-    sampling = request.sampling
-    has_penalties = sampling.repeat_penalty != 1.0 or sampling.frequency_penalty or sampling.presence_penalty
-    return request.prompt[-sampling.repeat_last_n :] if has_penalties and sampling.repeat_last_n else ()
+def sequence_spec(seq_id: int, request: GenerationRequest) -> SequenceSpec:
+    """What the engine opens the request's sequence with."""
+    n_looked_back = request.sampling.n_looked_back
+    return SequenceSpec(
+        seq_id,
+        request.sampling,
+        history=request.prompt[-n_looked_back:] if n_looked_back else (),
+        stop_tokens=request.stop_tokens,
+        n_top=request.logprobs,
+    )

@@ -18,13 +18,13 @@ from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan
 from llamaserve.errors import BadGrammar, Cancelled, ContextFull, DecodeFailed, EngineDown, RewindFailed
-from llamaserve.request import Event, Failed, Finished, GenerationRequest
+from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.admitter import Admitter
 from llamaserve.scheduler.answers import Answers, as_ours
 from llamaserve.scheduler.constraining import ends_now, row_masks
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
-from llamaserve.scheduler.intake import finished, take_token
+from llamaserve.scheduler.intake import finished, prompt_logprobs, take_token
 from llamaserve.scheduler.kv_pressure import Runner, choose_victim
 from llamaserve.scheduler.lookahead import may_run_ahead
 from llamaserve.scheduler.opening import prompt_of
@@ -404,10 +404,17 @@ class Scheduler:
             self._counters.prompt_tokens += n_tokens
             self._prefixes.advance(slot.seq_id, work.n_fed)
             self._answers.show_progress(work)
-        if work.n_left_to_feed == 0:
-            self._slots.generate(slot)
+        if piece.n_top is not None:
+            work.take_prompt_scores(output.scores)
+        if work.n_left_to_feed:
+            return
+        self._slots.generate(slot)
+        if piece.n_top is not None:
+            self._answers.say(work.request.request_id, prompt_logprobs(work))
         if piece.is_last:
             self._take_token(slot, work, output, now)
+        elif not work.is_recomputing:  # there is nothing to draw: max_tokens is 0
+            self._end(slot, finished(work, FinishReason.LENGTH, now))
 
     def _take_token(self, slot: Slot, work: Work, output: RowOutput, now: float) -> None:
         token = output.token

@@ -6,8 +6,10 @@ import enum
 import heapq
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
+from llamaserve.engine.port import PromptPiece, Score
 from llamaserve.request import GenerationRequest
 from llamaserve.text.token_text import TokenText
 
@@ -51,6 +53,7 @@ class Work:
         "n_waited",
         "piece_ends",
         "prompt",
+        "prompt_scores",
         "request",
         "submitted_at",
         "text",
@@ -75,6 +78,8 @@ class Work:
         self.generated: list[int] = []
         self.text = TokenText(request.stop)
         self.constraint = None if request.constraint is None else request.constraint.begin()
+        self.prompt_scores: list[Score] = []
+        """Of the tokens of the prompt, as far as it is computed, for a request that asked."""
         self.submitted_at = submitted_at
         self.admitted_at = admitted_at
         self.admitted_order = admitted_order
@@ -149,6 +154,21 @@ class Work:
         """Its place was given up in the middle of the prompt."""
         self.n_reached = max(self.n_reached, self.n_fed)
         self.n_fed = 0
+        self.prompt_scores.clear()
+
+    def piece(self, seq_id: int, n_tokens: int) -> PromptPiece:
+        """The next tokens to feed, as a step has them."""
+        start, end = self.n_fed, self.n_fed + n_tokens
+        is_last = end == self.n_to_feed and not self.is_recomputing and self.request.max_tokens != 0
+        piece = PromptPiece(seq_id, self.tokens_to_feed(start, end), is_last)
+        if self.request.prompt_logprobs is None or self.is_recomputing:
+            return piece
+        next_token = self.request.prompt[end] if end < self.n_prompt else None
+        return replace(piece, n_top=self.request.prompt_logprobs, next_token=next_token)
+
+    def take_prompt_scores(self, scores: Sequence[Score]) -> None:
+        """Keep what came with a piece; the token drawn at the prompt's end is not the prompt's."""
+        self.prompt_scores.extend(scores[: self.n_prompt - len(self.prompt_scores)])
 
     def tokens_to_feed(self, start: int, end: int) -> Sequence[int]:
         """A range of what is computed before the first decode row."""

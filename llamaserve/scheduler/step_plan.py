@@ -84,7 +84,7 @@ def decide_step(
         prompts = [_state_of(seq_id, work) for seq_id, work in works.items()]
         budget = _budget(prompts, works, rules, model, shape)
         sizes = choose_pieces(prompts, rules.limits, kind=kind, n_decoding=len(rows), budget=budget)
-        pieces = [_cut(works[seq_id], seq_id, n_tokens) for seq_id, n_tokens in sizes]
+        pieces = [works[seq_id].piece(seq_id, n_tokens) for seq_id, n_tokens in sizes]
         waits = waits_after(prompts, sizes)
         shape = _with_pieces(shape, sizes, works)
     plan = StepPlan([slot.seq_id for slot in rows], pieces)
@@ -108,12 +108,6 @@ def _budget(
         n_left=sum(prompt.n_left for prompt in prompts),
         chunk=rules.limits.chunk,
     )
-
-
-def _cut(work: Work, seq_id: int, n_tokens: int) -> PromptPiece:
-    end = work.n_fed + n_tokens
-    is_last = end == work.n_to_feed and not work.is_recomputing
-    return PromptPiece(seq_id, work.tokens_to_feed(work.n_fed, end), is_last)
 
 
 def _with_pieces(rows: StepShape, sizes: Sequence[PieceSize], works: Mapping[int, Work]) -> StepShape:

@@ -32,7 +32,7 @@ def chat(messages: object, **fields: object) -> ChatBody:
 
 
 def sampling(**fields: object) -> SamplingParams:
-    return sampling_params(completion(**fields), N_VOCAB)
+    return sampling_params(completion(**fields), FakeVocabulary())
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_body_that_is_not_a_json_object_is_refused(body: bytes, says: str) -> 
         ({"temperature": True}, "temperature", "temperature: expected number or null, got boolean"),
         ({"max_tokens": 1.5}, "max_tokens", "max_tokens: expected integer or null, got number"),
         ({"stream": "yes"}, "stream", "stream: expected boolean or null, got string"),
-        ({"stop": [1]}, "stop[0]", "stop[0]: expected string, got integer"),
+        ({"stop": [1.5]}, "stop[0]", "stop[0]: expected integer or string, got number"),
         ({"stop": {}}, "stop", "stop: expected string or array or null, got object"),
         ({"prompt": {}}, "prompt", "prompt: expected string or array, got object"),
         ({"prompt": [1, None]}, "prompt[1]", "prompt[1]: expected integer or string or array, got null"),
@@ -118,8 +118,7 @@ def test_null_means_absent_for_every_optional_field() -> None:
         {"tool_choice": {"type": "function"}},
         {"top_logprobs": 2},
         {"guided_whitespace_pattern": "x"},
-        {"min_tokens": 4},
-        {"typical_p": 0.5},
+        {"length_penalty": 2.0},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"reasoning_effort": "low"},
         {"continue_final_message": True},
@@ -235,16 +234,10 @@ def test_other_servers_words_for_off_and_random_mean_the_same() -> None:
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"5": True}}, "logit_bias"),
-        ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"logit_bias": {"9" * 6000: 1}}, "logit_bias"),
-        ({"logit_bias": {" 1 ": 1}}, "logit_bias"),
-        ({"logit_bias": {"1_0": 1}}, "logit_bias"),
-        ({"logit_bias": {"\u0663": 1}}, "logit_bias"),
-        ({"logit_bias": {"+1": 1}}, "logit_bias"),
-        ({"logit_bias": {"1\n": 1}}, "logit_bias"),
         ({"logit_bias": {"": 1}}, "logit_bias"),
     ],
-    ids=range(21),
+    ids=range(15),
 )
 def test_a_sampling_value_out_of_range_is_refused_under_the_clients_name(fields: dict[str, object], param: str) -> None:
     with pytest.raises((BadSampler, BadRequest), match=param) as caught:
@@ -268,10 +261,12 @@ def test_a_bias_outside_the_vocabulary_is_refused(bias: object) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
 def test_max_tokens_has_three_names_and_a_lower_limit(name: str) -> None:
+    """A completion may ask for its prompt alone, a chat may not."""
     assert max_new_tokens(completion(**{name: 9})) == 9
-    for value in (0, -2):
+    assert max_new_tokens(completion(**{name: 0})) == 0
+    for body, value in ((completion(**{name: -2}), -2), (chat([], **{name: 0}), 0)):
         with pytest.raises(BadRequest, match=f"^{name} is {value}") as caught:
-            max_new_tokens(completion(**{name: value}))
+            max_new_tokens(body)
         assert caught.value.param == name
 
 

@@ -11,13 +11,12 @@ from llamaserve.request import (
     MAX_NAME_LENGTH,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
-    SEED_MAX,
     FinishReason,
     GenerationRequest,
     Lane,
-    SamplingParams,
     Timings,
 )
+from llamaserve.sampling import SEED_MAX, SamplingParams
 
 
 def test_the_sampling_defaults_are_those_of_llama_cpp() -> None:
@@ -66,8 +65,41 @@ def test_the_sampling_defaults_are_those_of_llama_cpp() -> None:
         ("logit_bias", None),
         ("ignore_eos", "false"),
         ("ignore_eos", 1),
+        ("dynatemp_range", -0.1),
+        ("dynatemp_exponent", 11),
+        ("typical_p", 1.5),
+        ("top_n_sigma", -2),
+        ("xtc_probability", 2),
+        ("xtc_threshold", -1),
+        ("min_keep", -1),
+        ("mirostat", 3),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", 2),
+        ("adaptive_target", 1.1),
+        ("adaptive_decay", 1.0),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.5),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", 2**16 + 1),
+        ("dry_sequence_breakers", ["a"]),
+        ("dry_sequence_breakers", ("",)),
+        ("dry_sequence_breakers", ("x" * 41,)),
+        ("dry_sequence_breakers", ("\ud800",)),
+        ("dry_sequence_breakers", ("a",) * 33),
+        ("samplers", "top_k"),
+        ("samplers", ("top_k", "infill")),
+        ("samplers", ("top_k",) * 33),
+        ("samplers", (["top_k"],)),
+        ("min_tokens", -1),
+        ("bad_words", ((),)),
+        ("bad_words", ([1],)),
+        ("bad_words", ((1,),) * 1025),
+        ("bad_words", ((1,) * 65,)),
+        ("allowed_token_ids", ()),
+        ("allowed_token_ids", [1]),
+        ("allowed_token_ids", (1.0,)),
     ],
-    ids=range(35),
+    ids=range(68),
 )
 def test_a_sampling_value_outside_its_range_is_refused_by_name(name: str, value: object) -> None:
     """K27: the message names the field, the value and the limit."""
@@ -148,12 +180,44 @@ def test_a_limit_too_long_to_write_out_is_refused_as_well() -> None:
         GenerationRequest("r", (1,), -(10**5000))
 
 
-@pytest.mark.parametrize("max_tokens", [0, -1])
-def test_max_tokens_is_at_least_one(max_tokens: int) -> None:
+def test_max_tokens_is_not_below_none() -> None:
     """K8, K27."""
-    with pytest.raises(BadRequest, match=f"max_tokens is {max_tokens}") as caught:
-        GenerationRequest("r", (1,), max_tokens)
+    with pytest.raises(BadRequest, match="max_tokens is -1") as caught:
+        GenerationRequest("r", (1,), -1)
     assert caught.value.param == "max_tokens"
+    assert GenerationRequest("r", (1,), 0).max_tokens == 0
+
+
+def test_min_tokens_is_not_above_max_tokens() -> None:
+    with pytest.raises(BadRequest, match="min_tokens is 9: it must be at most max_tokens, 8") as caught:
+        GenerationRequest("r", (1,), 8, sampling=SamplingParams(min_tokens=9))
+    assert caught.value.param == "min_tokens"
+    assert GenerationRequest("r", (1,), None, sampling=SamplingParams(min_tokens=9))
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("value", [-1, 101, True, 1.0, "5", 10**5000], ids=range(6))
+def test_a_number_of_logarithms_outside_its_range_is_refused(name: str, value: object) -> None:
+    with pytest.raises(BadRequest, match=f"^{name} is .* must be a whole number from 0 to 100") as caught:
+        GenerationRequest("r", (1,), **{name: value})  # type: ignore[arg-type]  # that is the point
+    assert caught.value.param == name
+    assert GenerationRequest("r", (1,), **{name: 100})  # type: ignore[arg-type]  # a field's name
+    assert GenerationRequest("r", (1,), **{name: 0})  # type: ignore[arg-type]  # a field's name
+
+
+def test_a_prompt_has_a_bounded_number_of_logarithms() -> None:
+    """They wait in memory until the client has them."""
+    prompt = (1,) * 20_000
+    assert GenerationRequest("r", prompt, prompt_logprobs=51)
+    with pytest.raises(BadRequest, match=r"^prompt_logprobs is 52: for a prompt of 20000 tokens .* at most 51$"):
+        GenerationRequest("r", prompt, prompt_logprobs=52)
+
+
+@pytest.mark.parametrize("tokens", [[1], (1.0,), (True,), ("1",), (1,) * 65])
+def test_stop_tokens_that_are_none_are_refused(tokens: object) -> None:
+    with pytest.raises(BadRequest, match=r"^stop_token_ids ") as caught:
+        GenerationRequest("r", (1,), stop_tokens=tokens)  # type: ignore[arg-type]  # that is the point
+    assert caught.value.param == "stop_token_ids"
 
 
 @pytest.mark.parametrize(

@@ -298,6 +298,9 @@ def test_every_sampling_parameter_is_a_keyword_and_reaches_the_engine(served: Se
         "session",
         "schema",
         "grammar",
+        "stop_token_ids",
+        "logprobs",
+        "prompt_logprobs",
     }
     given: SamplingOptions = {
         "temperature": 0.5,
@@ -311,7 +314,29 @@ def test_every_sampling_parameter_is_a_keyword_and_reaches_the_engine(served: Se
         "presence_penalty": 0.3,
         "logit_bias": {5: -1.0},
         "ignore_eos": True,
+        "dynatemp_range": 0.1,
+        "dynatemp_exponent": 1.5,
+        "typical_p": 0.9,
+        "top_n_sigma": 2.0,
+        "xtc_probability": 0.1,
+        "xtc_threshold": 0.2,
+        "min_keep": 3,
+        "mirostat": 2,
+        "mirostat_tau": 4.0,
+        "mirostat_eta": 0.2,
+        "adaptive_target": 0.5,
+        "adaptive_decay": 0.8,
+        "dry_multiplier": 0.8,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 99,
+        "dry_sequence_breakers": ("x",),
+        "samplers": ("dry", "top_k"),
+        "min_tokens": 1,
+        "bad_words": ((1, 2),),
+        "allowed_token_ids": (1, 2, 3),
     }
+    assert given.keys() == SamplingOptions.__annotations__.keys()
     served.server.generate("p", max_tokens=1, **given)
     assert served.engine.opened[-1].sampling == SamplingParams(**given)
 
@@ -421,8 +446,14 @@ def test_bad_values_raise_before_anything_is_queued(served: Served) -> None:
     server = served.server
     with pytest.raises(BadSampler, match="temperature is -1"):
         server.generate("p", temperature=-1)
-    with pytest.raises(BadRequest, match="max_tokens is 0"):
-        server.generate("p", max_tokens=0)
+    with pytest.raises(BadRequest, match="max_tokens is -1"):
+        server.generate("p", max_tokens=-1)
+    with pytest.raises(BadRequest, match="logprobs is 101"):
+        server.generate("p", logprobs=101)
+    with pytest.raises(BadRequest, match="stop_token_ids is 5"):
+        server.generate("p", stop_token_ids=5)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(BadRequest, match="stop_token_ids must be"):
+        server.generate("p", stop_token_ids=["5"])  # type: ignore[list-item]  # that is the point
     with pytest.raises(BadRequest, match="stop string has 0 characters"):
         server.generate("p", stop="")
     with pytest.raises(BadRequest, match="stop holds 7"):
@@ -438,6 +469,35 @@ def test_bad_values_raise_before_anything_is_queued(served: Served) -> None:
     with pytest.raises(BadToken):
         server.generate("p", logit_bias={99999: 1.0})
     assert served.engine.opened == []
+
+
+def test_logarithms_come_with_the_answer(server: Server) -> None:
+    """Of the text, of the prompt, and of nothing that was not asked for."""
+    answer = server.generate("p", logprobs=2, prompt_logprobs=0)
+    assert [logprob.token for logprob in answer.logprobs] == list(answer.tokens)
+    assert all(len(logprob.top) == 2 for logprob in answer.logprobs)
+    assert [(logprob.piece, logprob.logprob is None) for logprob in answer.prompt_logprobs] == [
+        (b"<bos>", True),
+        (b"p", False),
+    ]
+    plain = server.generate("p")
+    assert (plain.logprobs, plain.prompt_logprobs, plain.text) == ((), (), answer.text)
+    only_prompt = server.generate("p", max_tokens=0, prompt_logprobs=1)
+    assert (only_prompt.text, only_prompt.tokens, len(only_prompt.prompt_logprobs)) == ("", (), 2)
+    chat = server.chat(HI, logprobs=0)
+    assert b"".join(logprob.piece for logprob in chat.logprobs).decode().startswith(chat.content)
+
+
+def test_a_stream_has_the_logarithms_of_the_text_it_gave_last(server: Server) -> None:
+    with server.stream("p", logprobs=0, prompt_logprobs=0) as stream:
+        for text in stream:
+            assert b"".join(logprob.piece for logprob in stream.logprobs) == text.encode()
+            assert len(stream.prompt_logprobs) == 2
+
+
+def test_a_stop_token_ends_the_answer(server: Server) -> None:
+    answer = server.generate("p", stop_token_ids=[ord("t")])
+    assert (answer.text, answer.finish_reason) == ("one ", FinishReason.EOS)
 
 
 def test_none_is_as_if_stop_and_logit_bias_were_not_given(served: Served) -> None:

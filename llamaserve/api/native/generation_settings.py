@@ -10,7 +10,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from llamaserve.request import GenerationRequest, SamplingParams
+from llamaserve.request import GenerationRequest
+from llamaserve.sampling import SamplingParams
 
 DRAWN_SEED = 2**32 - 1
 """llama-server's way of writing that a seed is drawn."""

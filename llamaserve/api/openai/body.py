@@ -13,6 +13,7 @@ import msgspec
 
 from llamaserve.api.openai.fields import UnknownFieldLog, refuse_unhonoured
 from llamaserve.api.openai.json_shape import MAX_LEVELS, shape_fault
+from llamaserve.api.openai.sampling_fields import SamplingFields
 from llamaserve.errors import BadRequest
 
 
@@ -23,7 +24,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
+class GenerationBody(SamplingFields, kw_only=True):
     """The fields both endpoints share."""
 
     model: str | None = None
@@ -32,19 +33,6 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n_predict: int | None = None
-    stop: str | list[str] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    repeat_last_n: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float | bool] | list[tuple[int, float | bool]] | None = None
-    ignore_eos: bool | None = None
     cache_prompt: bool | None = None
     cache_salt: str | None = None
     session: str | None = None

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from llamaserve.api.openai.body import GenerationBody
 from llamaserve.errors import BadRequest, shown
-from llamaserve.request import SEED_MAX, GenerationRequest
+from llamaserve.request import GenerationRequest
+from llamaserve.sampling import SEED_MAX
 
 MAX_CHOICES = 128
 """Of all prompts of a request together: OpenAI's limit of ``n``. Each takes a place in the queue."""

@@ -15,7 +15,7 @@ from llamaserve.api.openai.choices import check_choices, choice_requests, choice
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.limits import lane, ping_interval_s, timeout_s
-from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings
+from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings, stop_tokens
 from llamaserve.api.openai.shown import shown_by_chat, shown_by_completion
 from llamaserve.api.openai.structured import chat_constraint, structured_constraint, wanted_grammar
 from llamaserve.chat.prepared import PreparedChat
@@ -121,7 +121,8 @@ class Preparer:
             prompt=(),
             max_tokens=max_tokens if is_computed else None,
             stop=stop_strings(body),
-            sampling=sampling_params(body, service.vocab.n_tokens),
+            stop_tokens=stop_tokens(body),
+            sampling=sampling_params(body, service.vocab),
             cache_prompt=service.cache.cache_prompt if body.cache_prompt is None else body.cache_prompt,
             cache_salt=incoming.caller.cache_scope(body.cache_salt or ""),
             session=_session(body, incoming.session_header),

@@ -1,48 +1,80 @@
-"""From the sampling fields of a body to SamplingParams. Any thread.
+"""From the sampling fields of a body to SamplingParams. Preparing threads: texts are tokenised.
 
 An absent field takes SamplingParams' default. Values other servers use for "off" mean the same here: a ``seed`` of -1
-or 2**32 - 1 draws one, a ``top_k`` below 0 keeps all tokens, ``max_tokens`` -1 goes on until the context ends.
+or 2**32 - 1 draws one, a ``top_k``, ``top_n_sigma`` or ``adaptive_target`` below 0 is off, ``max_tokens`` -1 goes on
+until the context ends.
 """
 
 from __future__ import annotations
 
-import math
-import re
-
 from llamaserve.api.openai.body import GenerationBody
-from llamaserve.errors import BadRequest, BadSampler, BadToken
-from llamaserve.request import SamplingParams
+from llamaserve.api.openai.sampler_names import sampler_names
+from llamaserve.api.openai.sampling_fields import SamplingFields
+from llamaserve.api.openai.token_texts import bad_words, logit_bias
+from llamaserve.engine.port import Vocabulary
+from llamaserve.errors import BadRequest, BadSampler
+from llamaserve.sampling import SamplingParams
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
 UNTIL_CONTEXT_ENDS = -1
-_TOKEN_ID = re.compile(r"-?[0-9]{1,20}")
+_ALIASES = {"repeat_penalty": "repetition_penalty", "typical_p": "typ_p", "mirostat": "mirostat_mode"}
+"""Other names of fields, which count where the first is not given."""
+_OFF_BELOW_0 = {"top_k": 0, "top_n_sigma": -1.0, "adaptive_target": -1.0}
+"""Fields that any value below 0 turns off, and the value that does here."""
+_SAME = (
+    "temperature",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "top_p",
+    "min_p",
+    "xtc_probability",
+    "xtc_threshold",
+    "min_keep",
+    "mirostat_tau",
+    "mirostat_eta",
+    "adaptive_decay",
+    "repeat_last_n",
+    "frequency_penalty",
+    "presence_penalty",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "ignore_eos",
+    "min_tokens",
+)
+"""Fields that mean what they say."""
 
 
-def sampling_params(body: GenerationBody, n_vocab: int) -> SamplingParams:
+def sampling_params(body: SamplingFields, vocab: Vocabulary) -> SamplingParams:
     """How the body wants tokens drawn.
 
     Raises BadSampler for a value outside its range, BadToken for a bias on a token outside the vocabulary.
     """
-    values = {
-        "temperature": body.temperature,
-        "top_k": None if body.top_k is None else max(body.top_k, 0),
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "seed": None if body.seed in RANDOM_SEEDS else body.seed,
-        "repeat_penalty": body.repetition_penalty if body.repeat_penalty is None else body.repeat_penalty,
-        "repeat_last_n": body.repeat_last_n,
-        "frequency_penalty": body.frequency_penalty,
-        "presence_penalty": body.presence_penalty,
-        "logit_bias": _logit_bias(body, n_vocab),
-        "ignore_eos": body.ignore_eos,
-    }
+    values: dict[str, object] = {name: getattr(body, name) for name in _SAME}
+    for name, alias in _ALIASES.items():
+        value = getattr(body, name)
+        values[name] = getattr(body, alias) if value is None else value
+    for name, off in _OFF_BELOW_0.items():
+        value = getattr(body, name)
+        values[name] = off if value is not None and value < 0 else value
+    values["seed"] = None if body.seed in RANDOM_SEEDS else body.seed
+    values["samplers"] = None if body.samplers is None else sampler_names(body.samplers)
+    values["dry_sequence_breakers"] = None if body.dry_sequence_breakers is None else tuple(body.dry_sequence_breakers)
+    values["logit_bias"] = None if body.logit_bias is None else logit_bias(body.logit_bias, vocab)
+    values["bad_words"] = None if body.bad_words is None else bad_words(body.bad_words, vocab)
+    values["allowed_token_ids"] = None if body.allowed_token_ids is None else tuple(body.allowed_token_ids)
     given = {name: value for name, value in values.items() if value is not None}
     try:
-        return SamplingParams(**given)  # type: ignore[arg-type]  # each value has its field's type, mypy sees the union
+        params = SamplingParams(**given)  # type: ignore[arg-type]  # each value has its field's type, mypy sees objects
     except BadSampler as error:
-        if error.param == "repeat_penalty" and body.repeat_penalty is None:
-            raise BadRequest(f"repetition_penalty: {error}", "repetition_penalty") from error
+        alias = _ALIASES.get(error.param or "", "")
+        if alias and getattr(body, error.param or "") is None:
+            raise BadRequest(f"{alias}: {error}", alias) from error
         raise
+    if params.has_dry:
+        vocab.find_breakers(params.dry_sequence_breakers)
+    return params
 
 
 def max_new_tokens(body: GenerationBody, *, least: int = 1) -> int | None:
@@ -63,31 +95,14 @@ def max_new_tokens(body: GenerationBody, *, least: int = 1) -> int | None:
     return None
 
 
-def stop_strings(body: GenerationBody) -> tuple[str, ...]:
+def stop_strings(body: SamplingFields) -> tuple[str, ...]:
     """The strings that end the text."""
     if body.stop is None:
         return ()
-    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    return (body.stop,) if isinstance(body.stop, str) else tuple(text for text in body.stop if isinstance(text, str))
 
 
-def _logit_bias(body: GenerationBody, n_vocab: int) -> dict[int, float] | None:
-    if body.logit_bias is None:
-        return None
-    pairs = body.logit_bias.items() if isinstance(body.logit_bias, dict) else body.logit_bias
-    return {_bias_token(token, n_vocab): _bias_value(token, bias) for token, bias in pairs}
-
-
-def _bias_token(token: str | int, n_vocab: int) -> int:
-    # int() alone would also take " 1 ", "1_0" and the digits of other scripts.
-    if isinstance(token, str) and not _TOKEN_ID.fullmatch(token):
-        raise BadSampler("logit_bias", token, "an object whose names are token ids")
-    token_id = int(token)
-    if not 0 <= token_id < n_vocab:
-        raise BadToken(token_id, n_vocab, "logit_bias")
-    return token_id
-
-
-def _bias_value(token: str | int, bias: float | bool) -> float:
-    if bias is True:
-        raise BadSampler("logit_bias", {token: bias}, "a number from -100 to 100, or false to forbid the token")
-    return -math.inf if bias is False else bias
+def stop_tokens(body: SamplingFields) -> tuple[int, ...]:
+    """The tokens that end the text, of both fields that may have them."""
+    in_stop = [token for token in body.stop or () if isinstance(token, int)]
+    return tuple(dict.fromkeys((*in_stop, *(body.stop_token_ids or ()))))

@@ -59,6 +59,6 @@ def _check_work(scheduler: Scheduler, slot: Slot, work: Work) -> None:
     assert 0 <= work.n_fed <= work.n_to_feed
     assert (slot.state is SlotState.PREFILLING) == (work.n_left_to_feed > 0)
     assert slot.state is SlotState.PREFILLING or work.n_generated > 0
-    assert request.max_tokens is None or work.n_generated < request.max_tokens, "E7: past max_tokens"
+    assert request.max_tokens is None or work.n_generated < max(1, request.max_tokens), "E7: past max_tokens"
     assert work.n_prompt + work.n_generated < scheduler._info.n_ctx_seq, "E7: past the context bound"
     assert work.text.stop_sequence is None, "E7: past a stop string"
