@@ -31,8 +31,11 @@ class Outbox:
         """Append text. Raises what the encoder raises."""
         if self._n_bytes < EVENT_BYTES:
             self._append(self._encode_texts[choice](delta))
-        else:
-            self._held.setdefault(choice, _HeldText()).add(delta)
+            return
+        held = self._held.get(choice)
+        if held is None:
+            held = self._held[choice] = _HeldText()
+        held.add(delta)
 
     def add_event(self, encode: Callable[[], bytes]) -> None:
         """Append an event, which is encoded behind all text before it. Raises what the encoders raise."""

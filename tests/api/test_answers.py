@@ -13,10 +13,11 @@ from llamaserve.api.openai.answer_plan import AnswerHead, AnswerPlan, PlannedPro
 from llamaserve.api.openai.answers import Answer, ChatAnswer, CompletionAnswer
 from llamaserve.api.openai.chunks import AnswerStream, chat_stream, completion_stream
 from llamaserve.api.openai.shown import Shown
-from llamaserve.chat.message import MessageDelta, MessageParser, ToolCallDelta
+from llamaserve.chat.message import MessageParser
 from llamaserve.engine.fake import BOS, EOS, FakeVocabulary
 from llamaserve.errors import ContextFull
 from llamaserve.request import Finished, FinishReason, Progress, PromptLogprobs, TextDelta, Timings, TokenLogprob
+from tests.api.scripted_parser import ScriptedParser
 
 USAGE = {
     "prompt_tokens": 5,
@@ -45,37 +46,6 @@ COMMON: dict[str, object] = {
 }
 
 Happening = TextDelta | PromptLogprobs | Progress
-
-
-class ScriptedParser:
-    """Reads lower-case text as content, upper-case as reasoning, ``<name`` as the beginning of a tool call, digits as
-    its arguments, and holds ``_`` back until the end."""
-
-    def __init__(self) -> None:
-        self.n_calls = 0
-        self._held = ""
-
-    def feed(self, text: str) -> Sequence[MessageDelta]:
-        deltas = []
-        for word in text.split():
-            if word.startswith("<"):
-                part = ToolCallDelta(self.n_calls, id=f"call_{self.n_calls}", name=word[1:])
-                self.n_calls += 1
-                deltas.append(MessageDelta(tool_calls=(part,)))
-            elif word.isdigit():
-                deltas.append(MessageDelta(tool_calls=(ToolCallDelta(self.n_calls - 1, word),)))
-            elif word == "_":
-                self._held += word
-            else:
-                deltas.append(MessageDelta(reasoning=word) if word.isupper() else MessageDelta(word))
-        return deltas
-
-    def finish(self) -> Sequence[MessageDelta]:
-        return (MessageDelta(self._held),) if self._held else ()
-
-    @property
-    def has_tool_calls(self) -> bool:
-        return self.n_calls > 0
 
 
 def plan(n: int = 1, make_parser: Any = None, echo: str = "", **shown: Any) -> AnswerPlan:

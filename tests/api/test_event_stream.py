@@ -384,6 +384,121 @@ def test_progress_comes_before_the_text_and_of_what_waits_only_the_latest() -> N
     play(scene)
 
 
+class SeveralChoices(PlainEncoder):
+    """Each with its number before its text, and ``TAIL`` when all have ended."""
+
+    def __init__(self, n_choices: int) -> None:
+        self._choices = [NumberedChoice(number) for number in range(n_choices)]
+
+    @property
+    def choices(self) -> Sequence[ChoiceEncoder]:
+        return self._choices
+
+    def encode_tail(self, finished: Sequence[Finished]) -> bytes:
+        return b"TAIL" + b"".join(b"%d" % end.completion_tokens for end in finished)
+
+
+class NumberedChoice(PlainEncoder):
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.n_prompts = 0
+
+    def note_prompt(self, prompt: PromptLogprobs) -> None:
+        self.n_prompts += 1
+
+    def encode_text(self, delta: TextDelta) -> bytes:
+        return f"{self._number}:{delta.text} ".encode()
+
+    def encode_progress(self, progress: Progress, time_ms: float) -> bytes:
+        return f"{self._number}:{progress.computed}/{progress.total} ".encode()
+
+    def encode_end(self, finished: Finished) -> bytes:
+        return f"{self._number}:END ".encode()
+
+
+def play_several(scene: Scene, n_choices: int, **options: Any) -> None:
+    """Run a scene beside a response with several choices."""
+
+    async def main() -> None:
+        client, source = Client(), Source()
+        response = EventStreamResponse(source.listen, SeveralChoices(n_choices), **options)
+        task = asyncio.ensure_future(response({"type": "http"}, client.receive, client.send))
+        await settle()
+        await asyncio.wait_for(scene(client, source, task), timeout=30)
+        assert source.is_closed
+
+    asyncio.run(main())
+
+
+def ended(n_tokens: int) -> Finished:
+    return Finished(FinishReason.EOS, None, 1, n_tokens, Timings(0.0, 0.0, 0.0))
+
+
+def test_a_stream_of_several_choices_ends_when_the_last_of_them_has() -> None:
+    async def scene(client: Client, source: Source, task: asyncio.Task[None]) -> None:
+        source.feed(text("a"), choice=1)
+        source.feed(text("b"), ended(1), choice=0)
+        await settle()
+        assert b"".join(client.bodies) == b"1:a 0:b 0:END "
+        assert client.sent[-1]["more_body"] is True
+        source.feed(text("c"), ended(2), choice=1)
+        await task
+        assert b"".join(client.bodies) == b"1:a 0:b 0:END 1:c 1:END TAIL12"
+
+    play_several(scene, 2)
+
+
+def test_one_choice_that_fails_ends_them_all_even_while_the_client_does_not_read() -> None:
+    async def scene(client: Client, source: Source, task: asyncio.Task[None]) -> None:
+        client.can_read.clear()
+        source.feed(text("a"), choice=0)
+        await settle()
+        source.feed(Failed(ContextFull("x")), choice=1)
+        assert source.is_closed
+        source.feed(text("late"), FINISHED, choice=0)
+        client.can_read.set()
+        await task
+        assert b"".join(client.bodies) == b"0:a ERR:ContextFull"
+
+    play_several(scene, 3)
+
+
+def test_text_that_waits_for_a_slow_client_becomes_one_event_a_choice_before_its_end() -> None:
+    async def scene(client: Client, source: Source, task: asyncio.Task[None]) -> None:
+        client.can_read.clear()
+        source.feed(text("first"), choice=0)
+        await settle()
+        source.feed(text("-" * EVENT_BYTES), choice=0)
+        for letter in "abc":
+            source.feed(text(letter), choice=1)
+            source.feed(text(letter.upper()), choice=0)
+        source.feed(ended(1), choice=1)
+        source.feed(text("D"), ended(2), choice=0)
+        client.can_read.set()
+        await task
+        sent = b"".join(client.bodies).replace(b"-", b"")
+        assert sent == b"0:first 0: 1:abc 0:ABC 1:END 0:D 0:END TAIL21"
+
+    play_several(scene, 2)
+
+
+def test_progress_is_each_choices_own_and_comes_before_its_text() -> None:
+    async def scene(client: Client, source: Source, task: asyncio.Task[None]) -> None:
+        client.can_read.clear()
+        source.feed(text("x"), choice=0)
+        await settle()
+        source.feed(Progress(9, 0, 1), choice=0)
+        source.feed(Progress(9, 0, 5), Progress(9, 0, 6), choice=1)
+        source.feed(text("a"), choice=0)
+        source.feed(PromptLogprobs(()), ended(1), choice=1)
+        source.feed(ended(1), choice=0)
+        client.can_read.set()
+        await task
+        assert b"".join(client.bodies) == b"0:x 0:1/9 0:a 1:6/9 1:END 0:END TAIL11"
+
+    play_several(scene, 2)
+
+
 def test_a_client_that_leaves_closes_the_stream() -> None:
     """S51, S54"""
 

@@ -93,6 +93,24 @@ def test_the_same_seed_draws_the_same_text(sdk: openai.OpenAI) -> None:
     assert len({story(seed) for seed in (1, 2, 3, 4)}) > 1
 
 
+def test_choices_are_what_each_would_be_alone_and_their_prompt_is_computed_once(sdk: openai.OpenAI) -> None:
+    prompt = "A prompt that nobody has sent before: the capital of France is"
+    several = sdk.completions.create(model=MODEL_NAME, prompt=prompt, temperature=0, max_tokens=8, n=6)
+    assert several.usage is not None
+    assert several.usage.completion_tokens == 48
+    assert several.usage.prompt_tokens_details is not None
+    assert several.usage.prompt_tokens_details.cached_tokens == 0
+    alone = sdk.completions.create(model=MODEL_NAME, prompt=prompt, temperature=0, max_tokens=8)
+    assert {choice.text for choice in several.choices} == {alone.choices[0].text}
+    drawn = sdk.completions.create(model=MODEL_NAME, prompt=prompt, temperature=1.5, seed=3, max_tokens=16, n=4)
+    assert len({choice.text for choice in drawn.choices}) > 1
+
+
+def test_the_default_model_cannot_fill_in_the_middle_and_says_so(sdk: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="no tokens for filling in the middle"):
+        sdk.completions.create(model=MODEL_NAME, prompt="a", suffix="b")
+
+
 def test_eight_at_once_chat_and_completions_streamed_and_not(http_server: RealServer) -> None:
     async def main() -> None:
         async with openai.AsyncOpenAI(base_url=f"{http_server.url}/v1", api_key="none", max_retries=0) as sdk:

@@ -33,14 +33,19 @@ def check_choices(n_prompts: int, n_per_prompt: int, most_at_once: int | None) -
     """Raise BadRequest for more choices than a request may have, or than the queue can ever take together: they are
     taken all or none."""
     n_choices = n_prompts * n_per_prompt
-    param = "prompt" if n_prompts > 1 else "n"
-    asked = f"{n_prompts} prompts with {n_per_prompt} choices each are {n_choices} choices"
+    if n_prompts > 1:
+        param, asked = (
+            "prompt",
+            f"prompt has {n_prompts} prompts and n is {n_per_prompt}: these are {n_choices} choices",
+        )
+    else:
+        param, asked = "n", f"n is {n_per_prompt}"
     if n_choices > MAX_CHOICES:
-        raise BadRequest(f"{asked}: a request may have at most {MAX_CHOICES}", param)
+        raise BadRequest(f"{asked}, and a request may have at most {MAX_CHOICES}", param)
     if most_at_once is not None and n_choices > most_at_once:
         raise BadRequest(
-            f"{asked}: slots and queue of this server hold {most_at_once}, and a request is taken whole or not at all; "
-            "ask for fewer, or start the server with a larger --max-queue-depth",
+            f"{asked}, but slots and queue of this server hold {most_at_once}, and a request is taken whole or not at "
+            "all; ask for fewer, or start the server with a larger --max-queue-depth",
             param,
         )
 

@@ -7,6 +7,7 @@ once, so a token costs one JSON string and two joins. What else was asked for go
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -53,7 +54,7 @@ class ChunkHead:
         self.usage = b',"usage":null' if has_usage_chunk else b""
 
 
-class ChoiceChunks:
+class ChoiceChunks(ABC):
     """Turns the events of one choice into chunks; subclasses know the shape of an endpoint. One object a choice."""
 
     text_start = b""
@@ -130,16 +131,16 @@ class ChoiceChunks:
     def _reason(self, finished: Finished) -> str:
         return finished.reason.openai
 
+    @abstractmethod
     def _opening(self) -> bytes:
         """The chunk that comes before all text."""
-        raise NotImplementedError
 
     def _progress_chunk(self, progress: bytes) -> bytes:
         return self._chunk(self.without_text, of_chunk=progress)
 
+    @abstractmethod
     def _logprobs_json(self, tokens: Sequence[TokenLogprob]) -> bytes:
         """The value of ``logprobs`` for the next tokens."""
-        raise NotImplementedError
 
     # Chunks with everything.
 

@@ -7,8 +7,8 @@ import re
 MAX_LEVELS = 200
 """Objects and arrays in each other: what reads a body further on, in whatever language, recurses."""
 MAX_CONTAINERS = 2**19
-"""Objects and arrays in all: Python needs a microsecond and more for each. Twice as many as the largest vocabularies have
-tokens, since a bias may be a pair for each."""
+"""Objects and arrays in all: Python needs a microsecond and more for each. The largest vocabularies have half as many
+tokens, and a bias may be a pair for each."""
 _STRING = re.compile(rb'"[^"]*"')
 
 
