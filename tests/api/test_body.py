@@ -263,10 +263,10 @@ def test_a_bias_outside_the_vocabulary_is_refused(bias: object) -> None:
 def test_max_tokens_has_three_names_and_a_lower_limit(name: str) -> None:
     """A completion may ask for its prompt alone, a chat may not."""
     assert max_new_tokens(completion(**{name: 9})) == 9
-    assert max_new_tokens(completion(**{name: 0})) == 0
-    for body, value in ((completion(**{name: -2}), -2), (chat([], **{name: 0}), 0)):
+    assert max_new_tokens(completion(**{name: 0}), least=0) == 0
+    for body, value, least in ((completion(**{name: -2}), -2, 0), (chat([], **{name: 0}), 0, 1)):
         with pytest.raises(BadRequest, match=f"^{name} is {value}") as caught:
-            max_new_tokens(body)
+            max_new_tokens(body, least=least)
         assert caught.value.param == name
 
 

@@ -166,7 +166,6 @@ FOR_ALL: dict[str, bytes] = {
     "100k fields that are all wrong": raw(b",".join(b'"seed": "%d"' % number for number in range(100_000))),
     "a chat template": raw(b'"chat_template": "{% for a in range(999999999) %}{{ a }}{% endfor %}"'),
     "a chat template that reads files": raw(b'"chat_template": "{% include \'/etc/passwd\' %}"'),
-    "a pattern that explodes": raw(b'"guided_regex": "(((a{1,1000}){1,1000}){1,1000}){1,1000}"'),
     "a pattern with a huge repetition": raw(b'"regex": "a{1,999999999999}"'),
     "a pattern of 200k brackets": raw(b'"guided_regex": "' + b"(" * 200_000 + b'"'),
     "a grammar that repeats": raw(b'"grammar": "root ::= ((\\"a\\"{1,99999}){1,99999}){1,99999}"'),
@@ -175,13 +174,18 @@ FOR_ALL: dict[str, bytes] = {
     "a schema that refers to itself": raw(b'"response_format": ' + json.dumps(schema_format(cyclic_schema())).encode()),
     "a schema that refers to nothing": raw(b'"json_schema": {"$ref": "#/nowhere"}'),
     "a schema that refers elsewhere": raw(b'"json_schema": {"$ref": "file:///etc/passwd"}'),
+}
+
+LAZY: dict[str, bytes] = {
+    "a pattern that explodes": raw(b'"max_tokens": 4, "guided_regex": "(((a{1,1000}){1,1000}){1,1000}){1,1000}"'),
     "a schema with a pattern that explodes": raw(
-        b'"json_schema": {"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}'
+        b'"max_tokens": 4, "json_schema": {"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}'
     ),
     "a schema with a huge array": raw(
-        b'"json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 999999999999}'
+        b'"max_tokens": 4, "json_schema": {"type": "array", "items": {"type": "string"}, "minItems": 999999999999}'
     ),
 }
+"""Restrictions that would explode if anybody wrote them out, and nobody does."""
 
 
 @pytest.mark.parametrize("path", [*GENERATING, "/tokenize", "/detokenize", "/apply-template"])
@@ -196,6 +200,17 @@ def test_a_field_that_asks_for_too_much_is_refused_wherever_it_may_stand(
     attacked: Attacked, name: str, path: str
 ) -> None:
     assert_refused(attacked, path, FOR_ALL[name])
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("name", LAZY)
+def test_a_restriction_that_is_read_lazily_costs_nothing(attacked: Attacked, name: str, path: str) -> None:
+    n_before = len(attacked.n_chunks)
+    begun = time.monotonic()
+    response = attacked.served.client.post(path, content=LAZY[name], headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text[:500]
+    assert time.monotonic() - begun < SOON_S
+    wait_until(lambda: len(attacked.n_chunks) > n_before)
 
 
 BODIES: dict[str, tuple[str, bytes]] = {

@@ -117,10 +117,12 @@ def logprob_of(token: int, n_top: int) -> TokenLogprob:
 
 @pytest.fixture
 def has_logprobs(own_server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every event carry what its request asked for."""
+    """Have every event carry log probabilities that are easy to foresee, in place of the engine's."""
     listen = own_server.service.listen
 
     def enriched(request: GenerationRequest, take: Take, event: Event) -> None:
+        if isinstance(event, PromptLogprobs):
+            return
         if not isinstance(event, TextDelta):
             take(event)
             return

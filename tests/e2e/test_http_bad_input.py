@@ -24,6 +24,7 @@ BAD_INPUTS: dict[str, tuple[str, bytes | dict[str, object], int, tuple[str, ...]
     "max_tokens 0": ("completions", {"prompt": "x", "max_tokens": 0}, 400, ("max_tokens", "0", "1")),
     "a token id too large": ("completions", {"prompt": [10**6]}, 400, ("1000000", "49151")),
     "a token id too large for C": ("completions", {"prompt": [2**70]}, 400, (str(2**70),)),
+    "an echoed token id too large for C": ("completions", {"prompt": [2**70], "echo": True}, 400, (str(2**70),)),
     "a negative token id": ("completions", {"prompt": [-5]}, 400, ("-5",)),
     "an empty prompt": ("completions", {"prompt": ""}, 400, ("empty",)),
     "an empty list": ("completions", {"prompt": []}, 400, ("empty",)),

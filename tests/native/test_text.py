@@ -76,24 +76,6 @@ def test_a_lone_surrogate_is_refused(vocab: NativeVocabulary) -> None:
         vocab.tokenize("abc\ud800", add_special=False, parse_special=False)
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({"pre": 10, "suf": 11, "mid": 12}, FimTokens(prefix=10, suffix=11, middle=12)),
-        ({"pre": 10, "suf": 11}, None),
-        ({}, None),
-    ],
-    ids=["all", "not all", "none"],
-)
-def test_the_tokens_that_fill_in_the_middle_are_the_models(
-    tmp_path: Path, given: dict[str, int], found: FimTokens | None
-) -> None:
-    model = write_dense_model(tmp_path / "model.gguf", fim_tokens=given)
-    engine = NativeEngine.load(EngineConfig(model, n_ctx=64, n_threads=1))
-    assert engine.vocab.fim_tokens == found
-    engine.shutdown()
-
-
 @pytest.mark.parametrize("token", [-1, 49152, 2**31, 2**62])
 def test_ids_outside_the_vocabulary_are_refused(vocab: NativeVocabulary, token: int) -> None:
     """K26: llama.cpp crashes on some."""

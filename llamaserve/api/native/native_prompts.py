@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from llamaserve.api.native.completion_bodies import NativeCompletionBody, PromptObject
-from llamaserve.api.native.tokens import check_tokens
-from llamaserve.api.openai.tokenizing import tokenize
+from llamaserve.api.openai.tokenizing import check_tokens, tokenize
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest, EmptyPrompt
 

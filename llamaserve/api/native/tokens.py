@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llamaserve.api.native.token_bodies import DetokenizeBody, TokenizeBody, TokenPiece
+from llamaserve.api.openai.tokenizing import check_tokens
 from llamaserve.engine.port import Vocabulary
-from llamaserve.errors import BadRequest, BadToken
+from llamaserve.errors import BadRequest
 
 MAX_CHARACTERS = 2**20
 """Of the texts of one request; so many take about a second."""
@@ -39,14 +40,6 @@ def mixed_tokens(parts: Sequence[str | int], vocab: Vocabulary, *, add_special: 
         else:
             tokens.append(part)
     return tokens
-
-
-def check_tokens(param: str, tokens: Sequence[int], vocab: Vocabulary) -> None:
-    """Raise BadToken for an id outside the vocabulary, of whatever size."""
-    n_tokens = vocab.n_tokens
-    for token in tokens:
-        if not 0 <= token < n_tokens:
-            raise BadToken(token, n_tokens, param)
 
 
 def piece_of(token: int, vocab: Vocabulary) -> str | list[int]:

@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from llamaserve.api.openai.fields import UnknownFieldLog, refuse_unhonoured
-from llamaserve.api.openai.json_shape import MAX_LEVELS, shape_fault
+from llamaserve.api.openai.json_shape import MAX_CONTAINERS, MAX_LEVELS, has_too_many_containers, is_nested_deeper
 from llamaserve.api.openai.sampling_fields import SamplingFields
 from llamaserve.errors import BadRequest
 
@@ -169,6 +169,8 @@ def decode_body(body: bytes, body_type: type[BodyT], unknown_fields: UnknownFiel
 def _decode_object(body: bytes) -> dict[str, object]:
     if not body.strip():
         raise BadRequest("the request body is empty: it must be a JSON object")
+    if has_too_many_containers(body):
+        raise BadRequest(f"the request body has too many objects and arrays: at most {MAX_CONTAINERS} are allowed")
     try:
         value: object = msgspec.json.decode(body)
     except RecursionError as error:
@@ -177,9 +179,8 @@ def _decode_object(body: bytes) -> dict[str, object]:
         raise BadRequest(f"the request body is not valid: {_split_path(str(error))[0]}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the request body is not valid JSON in UTF-8: {error}") from error
-    may_be_deep = body.count(b"[") + body.count(b"{") > MAX_LEVELS
-    if may_be_deep and (fault := shape_fault(value)):
-        raise BadRequest(f"the request body is not valid: {fault}")
+    if is_nested_deeper(value):
+        raise BadRequest(f"the request body is not valid: its JSON is nested more than {MAX_LEVELS} levels deep")
     if not isinstance(value, dict):
         raise BadRequest(f"the request body must be a JSON object, not {_json_type(value)}")
     return cast("dict[str, object]", value)

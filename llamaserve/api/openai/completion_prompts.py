@@ -7,7 +7,7 @@ from typing import cast
 
 from llamaserve.api.openai.answer_plan import PlannedPrompt
 from llamaserve.api.openai.body import CompletionBody
-from llamaserve.api.openai.tokenizing import tokenize
+from llamaserve.api.openai.tokenizing import check_tokens, tokenize
 from llamaserve.engine.port import FimTokens, Vocabulary
 from llamaserve.errors import BadRequest, EmptyPrompt
 
@@ -55,6 +55,7 @@ def _planned(
         return PlannedPrompt(_infill(prompt, body.suffix or "", vocab, n_ctx, fim))
     if isinstance(prompt, str):
         return PlannedPrompt(tokenize(prompt, vocab, n_ctx), prompt if body.echo else "")
+    check_tokens("prompt", prompt, vocab)
     echo = vocab.detokenize(prompt, special=False).decode("utf-8", "replace") if body.echo else ""
     return PlannedPrompt(tuple(prompt), echo)
 

@@ -70,8 +70,7 @@ class Preparer:
         body = decode_body(content, CompletionBody, self.unknown_fields)
         check_model(body.model, service)
         shown = shown_by_completion(body)
-        # An answer that shows its prompt need not have a text of its own.
-        max_tokens = max_new_tokens(body, least=0 if shown.has_echo else 1)
+        max_tokens = max_new_tokens(body, least=0)  # a prompt may be asked for alone
         n_per_prompt, given = choices_per_prompt(body), split_prompts(body)
         check_choices(len(given), n_per_prompt, service.most_at_once)
         prompts = plan_prompts(given, body, service.vocab, service.info.n_ctx_seq)
@@ -115,7 +114,8 @@ class Preparer:
     ) -> PreparedRequest:
         """A request for these prompts, with what all bodies share. Raises RequestError."""
         shown = plan.shown
-        is_computed = max_tokens != 0 or shown.n_prompt_logprobs is not None
+        # What shows its prompt only needs no model; what does not wants it to be computed, for those who come after.
+        is_computed = max_tokens != 0 or shown.n_prompt_logprobs is not None or not shown.has_echo
         request = GenerationRequest(
             request_id=incoming.request_id,
             prompt=(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llamaserve.engine.port import Vocabulary
-from llamaserve.errors import PromptTooLong
+from llamaserve.errors import BadToken, PromptTooLong
 
 SUSPICIOUS_CHARACTERS = 8
 """A text with more characters for each token of the context is counted before it is tokenised whole."""
@@ -25,3 +27,11 @@ def tokenize(
             if n_counted > SURELY_TOO_LONG * n_ctx:
                 raise PromptTooLong(n_counted, n_ctx, is_at_least=True)
     return tuple(vocab.tokenize(text, add_special=add_special, parse_special=parse_special))
+
+
+def check_tokens(param: str, tokens: Sequence[int], vocab: Vocabulary) -> None:
+    """Raise BadToken for an id outside the vocabulary, of whatever size."""
+    n_tokens = vocab.n_tokens
+    for token in tokens:
+        if not 0 <= token < n_tokens:
+            raise BadToken(token, n_tokens, param)
