@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from llamaserve.api.openai.prompts import COUNTED_PIECE, SURELY_TOO_LONG
+from llamaserve.api.openai.tokenizing import COUNTED_PIECE, SURELY_TOO_LONG
 from tests.e2e.http_server import MODEL_NAME, N_CTX, RealServer
 
 HUGE_TEXT = "The quick brown fox jumps over the lazy dog. " * 45_000
