@@ -21,7 +21,7 @@ MAX_BREAKER_BYTES = 40  # llama.cpp cuts longer ones off without a word
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 64
 _INT_MAX = 2**31 - 1
-_ENDS = {  # of the ranges of numbers, both inside
+RANGES = {  # of the ranges of numbers, both inside
     "temperature": (0.0, 100.0),
     "dynatemp_range": (0.0, 100.0),
     "dynatemp_exponent": (0.0, 10.0),
@@ -41,7 +41,7 @@ _ENDS = {  # of the ranges of numbers, both inside
     "dry_multiplier": (0.0, 100.0),
     "dry_base": (1.0, 100.0),
 }
-_INT_ENDS = {
+INT_RANGES = {
     "top_k": (0, _INT_MAX),
     "min_keep": (0, _INT_MAX),
     "mirostat": (0, 2),
@@ -129,9 +129,9 @@ class SamplingParams:
     """The only tokens that may be drawn; None is all."""
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _ENDS.items():
+        for name, (low, high) in RANGES.items():
             _check_range(name, getattr(self, name), low, high)
-        for name, (least, most) in _INT_ENDS.items():
+        for name, (least, most) in INT_RANGES.items():
             _check_int_range(name, getattr(self, name), least, most)
         if self.seed is not None:
             _check_int_range("seed", self.seed, 0, SEED_MAX)

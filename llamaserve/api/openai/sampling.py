@@ -17,9 +17,9 @@ from llamaserve.sampling import SamplingParams
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
 UNTIL_CONTEXT_ENDS = -1
-_ALIASES = {"repeat_penalty": "repetition_penalty", "typical_p": "typ_p", "mirostat": "mirostat_mode"}
+SAMPLING_ALIASES = {"repeat_penalty": "repetition_penalty", "typical_p": "typ_p", "mirostat": "mirostat_mode"}
 """Other names of fields, which count where the first is not given."""
-_OFF_BELOW_0 = {"top_k": 0, "top_n_sigma": -1.0, "adaptive_target": -1.0}
+OFF_BELOW_0 = {"top_k": 0, "top_n_sigma": -1.0, "adaptive_target": -1.0}
 """Fields that any value below 0 turns off, and the value that does here."""
 _SAME = (
     "temperature",
@@ -52,10 +52,10 @@ def sampling_params(body: SamplingFields, vocab: Vocabulary) -> SamplingParams:
     Raises BadSampler for a value outside its range, BadToken for a bias on a token outside the vocabulary.
     """
     values: dict[str, object] = {name: getattr(body, name) for name in _SAME}
-    for name, alias in _ALIASES.items():
+    for name, alias in SAMPLING_ALIASES.items():
         value = getattr(body, name)
         values[name] = getattr(body, alias) if value is None else value
-    for name, off in _OFF_BELOW_0.items():
+    for name, off in OFF_BELOW_0.items():
         value = getattr(body, name)
         values[name] = off if value is not None and value < 0 else value
     values["seed"] = None if body.seed in RANDOM_SEEDS else body.seed
@@ -68,7 +68,7 @@ def sampling_params(body: SamplingFields, vocab: Vocabulary) -> SamplingParams:
     try:
         params = SamplingParams(**given)  # type: ignore[arg-type]  # each value has its field's type, mypy sees objects
     except BadSampler as error:
-        alias = _ALIASES.get(error.param or "", "")
+        alias = SAMPLING_ALIASES.get(error.param or "", "")
         if alias and getattr(body, error.param or "") is None:
             raise BadRequest(f"{alias}: {error}", alias) from error
         raise

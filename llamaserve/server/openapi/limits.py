@@ -8,20 +8,21 @@ from typing import Any
 
 from llamaserve.api.openai.chat_messages import ROLES
 from llamaserve.api.openai.choices import MAX_CHOICES
+from llamaserve.api.openai.sampling import OFF_BELOW_0, SAMPLING_ALIASES
 from llamaserve.api.openai.shown import MAX_CHAT_TOP, MAX_TOP
 from llamaserve.request import MAX_NAME_LENGTH
+from llamaserve.sampling import INT_RANGES, RANGES
 from llamaserve.service import MAX_TIMEOUT_S
 
+_SAMPLING: Mapping[str, Mapping[str, Any]] = {
+    name: {"maximum": most} if name in OFF_BELOW_0 else {"minimum": least, "maximum": most}
+    for name, (least, most) in {**RANGES, **INT_RANGES}.items()
+}
 FIELD_LIMITS: Mapping[str, Mapping[str, Any]] = {
     "role": {"enum": sorted(ROLES)},
-    "temperature": {"minimum": 0, "maximum": 100},
-    "top_p": {"minimum": 0, "maximum": 1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "repeat_penalty": {"minimum": 0.01, "maximum": 100},
-    "repetition_penalty": {"minimum": 0.01, "maximum": 100},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "presence_penalty": {"minimum": -2, "maximum": 2},
-    "repeat_last_n": {"minimum": 0, "maximum": 65536},
+    **_SAMPLING,
+    "min_tokens": {"minimum": 0},  # its maximum is max_tokens
+    **{alias: _SAMPLING[name] for name, alias in SAMPLING_ALIASES.items()},
     "seed": {"minimum": -1, "maximum": 2**32 - 1},
     "max_tokens": {"minimum": -1},
     "max_completion_tokens": {"minimum": -1},
