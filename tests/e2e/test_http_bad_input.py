@@ -21,7 +21,7 @@ BAD_INPUTS: dict[str, tuple[str, bytes | dict[str, object], int, tuple[str, ...]
     "messages of the wrong type": ("chat/completions", {"messages": "hi"}, 400, ("messages", "array", "string")),
     "an unknown model": ("chat/completions", {"messages": [], "model": "gpt-7"}, 404, ("gpt-7", MODEL_NAME)),
     "temperature -1": ("completions", {"prompt": "x", "temperature": -1}, 400, ("temperature", "-1", "0", "100")),
-    "max_tokens 0": ("completions", {"prompt": "x", "max_tokens": 0}, 400, ("max_tokens", "0", "1")),
+    "max_tokens -2": ("completions", {"prompt": "x", "max_tokens": -2}, 400, ("max_tokens", "-2", "0")),
     "a token id too large": ("completions", {"prompt": [10**6]}, 400, ("1000000", "49151")),
     "a token id too large for C": ("completions", {"prompt": [2**70]}, 400, (str(2**70),)),
     "an echoed token id too large for C": ("completions", {"prompt": [2**70], "echo": True}, 400, (str(2**70),)),
