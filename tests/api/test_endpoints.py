@@ -152,7 +152,7 @@ BAD_BODIES = {
     "a nesting bomb in a field": (b'{"prompt": "x", "tools": ' + b"[" * 60_000 + b"}", 400, None),
     "a wrong type": (b'{"prompt": "x", "temperature": "hot"}', 400, "temperature"),
     "temperature -1": (b'{"prompt": "x", "temperature": -1}', 400, "temperature"),
-    "max_tokens 0": (b'{"prompt": "x", "max_tokens": 0}', 400, "max_tokens"),
+    "max_tokens -2": (b'{"prompt": "x", "max_tokens": -2}', 400, "max_tokens"),
     "an empty prompt": (b'{"prompt": ""}', 400, "prompt"),
     "no prompt": (b"{}", 400, "prompt"),
     "a token id too large": (b'{"prompt": [1, 258]}', 400, "prompt"),
