@@ -33,7 +33,7 @@ class GrammarMatcher:
 
     def keep_mask(self, mask: bytes) -> None:
         """Take a mask that was computed elsewhere."""
-        self._mask = mask
+        self._mask = mask[: len(self._tokens.all_but_ends)]  # llguidance's own may be a word longer
 
     @property
     def has_mask(self) -> bool:
