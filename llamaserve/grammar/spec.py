@@ -33,7 +33,8 @@ class TriggerKind(enum.Enum):
     WORD = "word"
     """A text, anywhere."""
     PATTERN = "pattern"
-    """A regular expression of Python, found anywhere."""
+    """A regular expression of Python, found anywhere. It must come from a template, never from a client: nothing limits
+    the time it takes."""
     PATTERN_FULL = "pattern_full"
     """A regular expression of Python that matches all the text there is."""
 
