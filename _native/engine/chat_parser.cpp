@@ -153,6 +153,9 @@ void ChatParser::parse() {
     n_used_ = std::max(n_used_, parsed->n_used);
     open_   = parsed->open;
     if (open_ && open_->part == OpenPart::json_arguments) {
+        while (is_space(text_[open_->end - 1])) {
+            open_->end--;  // not given out: white space at the end may not belong to the arguments
+        }
         json_ = {};
         json_.take(std::string_view(text_).substr(open_->start, open_->end - open_->start));
     }
@@ -184,7 +187,6 @@ void ChatParser::extend_until_delimiter(bool is_last) {
 }
 
 void ChatParser::extend_json() {
-    // White space at the end may not belong to the arguments.
     const std::string_view fresh = std::string_view(text_).substr(open_->end);
     JsonDepth              depth = json_;
     depth.take(fresh);

@@ -1,0 +1,121 @@
+"""What the engine gets of a rendered conversation, and what its answer is restricted to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llamaserve.chat.message import ContentParser
+from llamaserve.chat.prepared import PreparedChat, prepare_chat, spelled
+from llamaserve.chat.reasoning_budget import ReasoningBudget, ReasoningMarks
+from llamaserve.chat.restriction import chat_restriction
+from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, Messages, RenderedChat
+from llamaserve.constraint import Constraint
+from llamaserve.engine.fake import BOS, EOS, FakeVocabulary
+from llamaserve.errors import BadRequest
+from llamaserve.grammar.spec import GrammarKind, GrammarSpec
+
+HI = [{"role": "user", "content": "hi"}]
+MARK = 300
+CALLS = GrammarSpec(GrammarKind.LARK, 'start: "call"')
+CONTENT = GrammarSpec(GrammarKind.JSON_OBJECT, "")
+THINK = ReasoningMarks("<t>", "</t>", is_begun=True)
+
+
+class MarkedVocabulary(FakeVocabulary):
+    """Single bytes, and the control token ``<m>``."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokens: list[int] = []
+        for index, part in enumerate(text.split("<m>")):
+            tokens += [MARK] if index else []
+            tokens += super().tokenize(part, add_special=False, parse_special=parse_special)
+        return tokens
+
+    def detokenize(self, tokens: list[int], *, special: bool) -> bytes:  # type: ignore[override]  # lists will do
+        if tokens == [MARK]:
+            return b"<m>" if special else b""
+        return super().detokenize(tokens, special=special)
+
+    def is_eog(self, token: int) -> bool:
+        return token != MARK and super().is_eog(token)
+
+
+class OneRendering:
+    """Renders every conversation the same."""
+
+    def __init__(self, rendered: RenderedChat) -> None:
+        self._rendered = rendered
+
+    def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
+        return self._rendered
+
+
+def prepared(rendered: RenderedChat) -> PreparedChat:
+    vocab = MarkedVocabulary()
+    return prepare_chat(
+        HI, OneRendering(rendered), vocab, lambda text: vocab.tokenize(text, add_special=True, parse_special=True)
+    )
+
+
+def test_control_tokens_among_the_marks_are_visible_and_the_end_is_not() -> None:
+    chat = prepared(RenderedChat("x", ("|",), marks=("<m>", "</think>", "a<m>b", "<eos>")))
+    assert chat.visible_tokens == {MARK: b"<m>"}
+    assert (chat.tokens, chat.stops, chat.make_parser) == ((ord("x"),), ("|",), ContentParser)
+
+
+def test_a_text_is_spelled_with_control_tokens_that_end_nothing() -> None:
+    vocab = MarkedVocabulary()
+    assert spelled("a<m>b<m><m>", vocab) == ["a", MARK, "b", MARK, MARK]
+    assert spelled("a<eos>b", vocab) == ["a<eos>b"]
+    assert vocab.tokenize("<eos>", add_special=False, parse_special=True) == [EOS]
+    assert spelled("", vocab) == []
+
+
+@pytest.mark.parametrize(
+    ("generation_prompt", "is_begun"),
+    [("", False), ("assistant", False), ("assistant<t>\n", True), ("assistant<t></t>", False), ("<t></t><t>", True)],
+)
+def test_the_prompt_says_whether_a_reasoning_is_begun(generation_prompt: str, is_begun: bool) -> None:
+    rendered = RenderedChat("x", (), generation_prompt, reasoning_start="<t>", reasoning_end="</t>")
+    chat = prepared(rendered)
+    assert chat.reasoning == ReasoningMarks("<t>", "</t>", is_begun=is_begun)
+    assert chat.content_after == ("</t>" if is_begun else "")
+    assert prepared(replace(rendered, content_mark="<final>")).content_after == "<final>"
+
+
+class Compiler:
+    """Keeps what it compiled."""
+
+    def __init__(self) -> None:
+        self.specs: list[GrammarSpec] = []
+
+    def __call__(self, spec: GrammarSpec) -> Constraint:
+        self.specs.append(spec)
+        return ReasoningBudget(9, THINK, FakeVocabulary())
+
+
+def test_calls_content_and_budget_make_one_restriction() -> None:
+    compiler, vocab = Compiler(), FakeVocabulary()
+    plain = PreparedChat((BOS,), content_after="</t>")
+    calling = replace(plain, calls=CALLS, has_tools=True)
+    assert chat_restriction(plain, None, compiler, vocab) is None
+    assert chat_restriction(calling, None, compiler, vocab) is not None
+    assert chat_restriction(plain, CONTENT, compiler, vocab) is not None
+    assert compiler.specs == [CALLS, replace(CONTENT, after="</t>")]
+    budgeted = replace(calling, reasoning=THINK, reasoning_budget=3)
+    restriction = chat_restriction(budgeted, None, compiler, vocab)
+    assert isinstance(restriction, ReasoningBudget)
+    assert restriction.n_tokens == 3
+    assert isinstance(chat_restriction(replace(budgeted, calls=None), None, compiler, vocab), ReasoningBudget)
+
+
+def test_a_demanded_call_leaves_nothing_to_hold_content_to_and_a_possible_one_is_refused_beside_it() -> None:
+    compiler, vocab = Compiler(), FakeVocabulary()
+    calling = PreparedChat((BOS,), calls=CALLS, has_tools=True)
+    assert chat_restriction(replace(calling, must_call=True), CONTENT, compiler, vocab) is not None
+    assert compiler.specs == [CALLS]
+    with pytest.raises(BadRequest, match="tool_choice") as caught:
+        chat_restriction(calling, CONTENT, compiler, vocab)
+    assert caught.value.param == "response_format"
