@@ -99,9 +99,10 @@ class PromptTooLong(RequestError):
         self.n_prompt = n_prompt
         self.n_ctx = n_ctx
         size = f"at least {n_prompt}" if is_at_least else f"{n_prompt}"
+        # It begins as OpenAI's does: litellm and others know a full context by these words, not by the code.
         super().__init__(
-            f"the prompt has {size} tokens, the context holds {n_ctx} (prompt and at least 1 generated token); "
-            f"shorten the prompt or start the server with a larger --ctx-size"
+            f"this model's maximum context length is {n_ctx} tokens, the first one of the answer included; "
+            f"the prompt has {size} tokens: shorten it or start the server with a larger --ctx-size"
         )
 
 

@@ -410,7 +410,8 @@ def test_a_prompt_longer_than_the_context_names_both(run: Run, fake: FakeParts) 
     fake.n_ctx = 8
     ended = run("complete", "much longer than that")
     assert ended.code == 1
-    assert "the prompt has 22 tokens, the context holds 8" in ended.err
+    assert "maximum context length is 8 tokens" in ended.err
+    assert "the prompt has 22 tokens" in ended.err
 
 
 @pytest.mark.parametrize("command", [["complete", "hi"], ["info"], ["pull"], ["chat"], ["--version"]])

@@ -25,7 +25,7 @@ def test_an_empty_prompt_is_refused() -> None:
 
 def test_a_prompt_leaves_room_for_one_token() -> None:
     check_request(GenerationRequest("r", (1,) * 15), INFO)
-    with pytest.raises(PromptTooLong, match=r"16 tokens.*holds 16"):
+    with pytest.raises(PromptTooLong, match=r"length is 16 tokens.*has 16 tokens"):
         check_request(GenerationRequest("r", (1,) * 16), INFO)
 
 
