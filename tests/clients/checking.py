@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TypeVar
 
 URL_VARIABLE = "LLAMASERVE_CLIENTS_URL"
-REPORT_VARIABLE = "LLAMASERVE_CLIENTS_REPORT"
-WITHOUT_VARIABLE = "LLAMASERVE_CLIENTS_WITHOUT"
+FOLDER_VARIABLE = "LLAMASERVE_CLIENTS_FOLDER"
+TOKENIZER_VARIABLE = "LLAMASERVE_CLIENTS_TOKENIZER"
+REPORT = "report.json"
+"""The file in the script's folder that says what it found out."""
 
 MODEL = "smollm2"
 N_CTX = 4096
@@ -27,7 +29,6 @@ N_CTX = 4096
 API_KEY = "none"
 """Clients insist on one; a server without keys reads none."""
 
-CheckT = TypeVar("CheckT", bound=Callable[[str], object])
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
@@ -38,17 +39,16 @@ class Report:
     version: str
     passed: list[str]
     failed: list[str]
-    left_out: list[str]
 
 
-def needs(ability: str) -> Callable[[CheckT], CheckT]:
-    """Mark a check of something that can be left out with the runner's ``--without``."""
+def work_folder() -> Path:
+    """Where a script may write; empty at its start."""
+    return Path(os.environ[FOLDER_VARIABLE])
 
-    def mark(check: CheckT) -> CheckT:
-        check.__dict__["needs"] = ability
-        return check
 
-    return mark
+def tokenizer_folder() -> Path:
+    """The model's tokenizer, in the form of Hugging Face's libraries."""
+    return Path(os.environ[TOKENIZER_VARIABLE])
 
 
 def raised(kind: type[ErrorT], call: Callable[[], object]) -> ErrorT:
@@ -64,7 +64,7 @@ def main(package: str) -> None:
     """Run the ``check_…`` functions of the script that calls this, in their order there, each with the server's URL, to
     which clients add ``/v1``. Ends the process: with 1 when one failed."""
     report = _run(sys.modules["__main__"].__dict__, version(package))
-    Path(os.environ[REPORT_VARIABLE]).write_text(json.dumps(report.__dict__), encoding="utf-8")
+    (work_folder() / REPORT).write_text(json.dumps(report.__dict__), encoding="utf-8")
     # Some clients leave threads that Python would wait for.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -72,15 +72,12 @@ def main(package: str) -> None:
 
 
 def _run(names: dict[str, object], package_version: str) -> Report:
-    url, without = os.environ[URL_VARIABLE], os.environ.get(WITHOUT_VARIABLE, "").split()
-    report = Report(package_version, [], [], [])
-    for name, check in names.items():
+    url = os.environ[URL_VARIABLE]
+    report = Report(package_version, [], [])
+    for name, check in list(names.items()):
         if not name.startswith("check_") or not inspect.isfunction(check):
             continue
-        if check.__dict__.get("needs") in without:
-            report.left_out.append(name)
-            print(f"  left out {name}", flush=True)
-        elif _passes(check, name, url):
+        if _passes(check, name, url):
             report.passed.append(name)
         else:
             report.failed.append(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,15 +17,24 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.clients.checking import REPORT_VARIABLE, URL_VARIABLE, WITHOUT_VARIABLE, Report
+from llamaserve.models import resolve
+from tests.clients.checking import (
+    FOLDER_VARIABLE,
+    MODEL,
+    REPORT,
+    TOKENIZER_VARIABLE,
+    URL_VARIABLE,
+    Report,
+)
 from tests.clients.environments import CannotInstall, environment_python
 from tests.clients.served import Served, ServerFailed, serving
+from tests.clients.tokenizer_folder import write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
 BUILD = ROOT / "build" / "clients"
+TOKENIZER = BUILD / "tokenizer"
 CLIENTS = tuple(sorted(path.parent.name for path in FOLDER.glob("*/check.py")))
-ABILITIES = ("tools", "logprobs")
 CHECK_TIMEOUT_S = 600
 
 
@@ -46,36 +56,37 @@ class Outcome:
 
     def row(self) -> str:
         """Its line in the table."""
-        report = self.report or Report("?", [], [], [])
+        report = self.report or Report("?", [], [])
         checks = f"{len(report.passed)} passed, {len(report.failed)} failed"
-        if report.left_out:
-            checks += f", {len(report.left_out)} left out"
         verdict = "ok" if self.is_good else "FAILED"
-        return f"{self.client:12} {report.version:10} {verdict:7} {checks:40} {self.seconds:6.1f}"
+        return f"{self.client:12} {report.version:10} {verdict:7} {checks:20} {self.seconds:6.1f}"
 
 
-def check_client(client: str, python: Path, server: Served, without: list[str]) -> Outcome:
+def check_client(client: str, python: Path, server: Served) -> Outcome:
     """Run a client's checks in its environment."""
     print(f"\n{client}", flush=True)
     log_position, started_at = server.log.stat().st_size, time.monotonic()
-    report_path = BUILD / f"{client}.json"
-    report_path.unlink(missing_ok=True)
-    faults = _run_script(client, python, server.url, report_path, without)
+    folder = BUILD / "work" / client
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    faults = _run_script(client, python, server.url, folder)
     faults += server.faults_since(log_position)
     for fault in faults:
         print(f"  FAULT    {fault}", flush=True)
-    report = Report(**json.loads(report_path.read_text(encoding="utf-8"))) if report_path.exists() else None
-    return Outcome(client, report, faults, time.monotonic() - started_at)
+    report = folder / REPORT
+    found = Report(**json.loads(report.read_text(encoding="utf-8"))) if report.exists() else None
+    return Outcome(client, found, faults, time.monotonic() - started_at)
 
 
-def _run_script(client: str, python: Path, url: str, report: Path, without: list[str]) -> list[str]:
+def _run_script(client: str, python: Path, url: str, folder: Path) -> list[str]:
     environment = os.environ | {
         URL_VARIABLE: url,
-        REPORT_VARIABLE: str(report),
-        WITHOUT_VARIABLE: " ".join(without),
+        FOLDER_VARIABLE: str(folder),
+        TOKENIZER_VARIABLE: str(TOKENIZER),
         "PYTHONPATH": "",
         # No client may phone home or fetch what it could do without.
         "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(folder / "datasets"),
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "DO_NOT_TRACK": "1",
         "NO_PROXY": "127.0.0.1",
@@ -85,26 +96,25 @@ def _run_script(client: str, python: Path, url: str, report: Path, without: list
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=CHECK_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return [f"the checks took more than {CHECK_TIMEOUT_S} s"]
-    return [] if done.returncode == 0 or report.exists() else [f"the checks ended with {done.returncode}"]
+    return [] if done.returncode == 0 or (folder / REPORT).exists() else [f"the checks ended with {done.returncode}"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients.run", description=__doc__)
     parser.add_argument("clients", nargs="*", metavar="NAME", help=f"of {', '.join(CLIENTS)}; all if none is given")
-    parser.add_argument("--without", action="append", default=[], choices=ABILITIES, help="leave such checks out")
-    arguments = parser.parse_args()
-    clients = arguments.clients or CLIENTS
+    clients = parser.parse_args().clients or CLIENTS
     for client in clients:
         if client not in CLIENTS:
             parser.error(f"{client!r} is no client here: choose of {', '.join(CLIENTS)}")
     BUILD.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server does not outlive this process
     try:
+        write_tokenizer(resolve(MODEL), TOKENIZER)
         pythons = {
             client: environment_python(BUILD / client, FOLDER / client / "requirements.txt") for client in clients
         }
         with serving(BUILD) as server:
-            outcomes = [check_client(client, pythons[client], server, arguments.without) for client in clients]
+            outcomes = [check_client(client, pythons[client], server) for client in clients]
     except (CannotInstall, ServerFailed) as error:
         print(f"test-clients: {error}", file=sys.stderr)
         return 1

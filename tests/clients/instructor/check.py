@@ -7,9 +7,9 @@ from typing import Literal
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from tests.clients.checking import API_KEY, MODEL, main, needs
+from tests.clients.checking import API_KEY, MODEL, main
 
 MESSAGES = [{"role": "user", "content": "Extract: Jason is 25 years old and lives in Paris."}]
 
@@ -17,12 +17,16 @@ MESSAGES = [{"role": "user", "content": "Extract: Jason is 25 years old and live
 class City(BaseModel):
     """Where somebody lives."""
 
+    model_config = ConfigDict(extra="forbid")
+
     name: str = Field(max_length=20)
     kind: Literal["town", "capital"]
 
 
 class Person(BaseModel):
     """A person."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=150)
@@ -77,19 +81,16 @@ def check_the_answer_comes_with_its_usage(url: str) -> None:
     assert answer.usage.completion_tokens > 0
 
 
-@needs("tools")
 def check_tools_mode(url: str) -> None:
     """It names the tool it wants."""
     for seed in range(3):
         assert isinstance(person(url, instructor.Mode.TOOLS, seed=seed), Person)
 
 
-@needs("tools")
 def check_strict_tools_mode(url: str) -> None:
     assert isinstance(person(url, instructor.Mode.TOOLS_STRICT), Person)
 
 
-@needs("tools")
 def check_a_list_of_objects_is_streamed_from_a_tool(url: str) -> None:
     cities = client(url, instructor.Mode.TOOLS).chat.completions.create_iterable(
         model=MODEL, messages=MESSAGES, response_model=City, max_retries=0, max_tokens=200, temperature=0

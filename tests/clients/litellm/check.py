@@ -8,7 +8,7 @@ from functools import partial
 
 import litellm
 
-from tests.clients.checking import API_KEY, MODEL, N_CTX, main, needs, raised
+from tests.clients.checking import API_KEY, MODEL, N_CTX, main, raised
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 PROVIDERS = ("openai", "hosted_vllm")
@@ -130,7 +130,6 @@ def check_a_bad_value_raises_bad_request(url: str) -> None:
     assert "temperature" in str(raised(litellm.BadRequestError, call))
 
 
-@needs("logprobs")
 def check_log_probabilities(url: str) -> None:
     answer = litellm.completion(
         **options(url), messages=QUESTION, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3
@@ -140,7 +139,6 @@ def check_log_probabilities(url: str) -> None:
     assert all(token.logprob <= 0 and len(token.top_logprobs) == 3 for token in tokens)
 
 
-@needs("tools")
 def check_a_required_tool_is_called(url: str) -> None:
     for provider in PROVIDERS:
         for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
@@ -149,6 +147,7 @@ def check_a_required_tool_is_called(url: str) -> None:
                 messages=[{"role": "user", "content": "What is the weather in Paris?"}],
                 tools=[WEATHER],
                 tool_choice=choice,
+                parallel_tool_calls=False,
                 max_tokens=200,
             )
             (call,) = answer.choices[0].message.tool_calls
@@ -157,11 +156,15 @@ def check_a_required_tool_is_called(url: str) -> None:
             assert answer.choices[0].finish_reason == "tool_calls"
 
 
-@needs("tools")
 def check_a_streamed_tool_call_and_the_turn_after_it(url: str) -> None:
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
     stream = litellm.completion(
-        **options(url), messages=messages, tools=[WEATHER], tool_choice="required", max_tokens=200, stream=True
+        **options(url),
+        messages=messages,
+        tools=[WEATHER],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        max_tokens=200,
+        stream=True,
     )
     message = litellm.stream_chunk_builder(list(stream), messages=messages).choices[0].message
     (call,) = message.tool_calls

@@ -7,9 +7,9 @@ import asyncio
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from tests.clients.checking import API_KEY, MODEL, N_CTX, main, needs
+from tests.clients.checking import API_KEY, MODEL, N_CTX, main
 
 PROMPT = "The capital of France is"
 MESSAGES = [
@@ -20,6 +20,8 @@ MESSAGES = [
 
 class Country(BaseModel):
     """A country of the world."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=20)
     is_island: bool
@@ -89,7 +91,6 @@ def check_structured_output_of_a_prediction(url: str) -> None:
     assert isinstance(chats.as_structured_llm(Country).complete("Describe Iceland as JSON.").raw, Country)
 
 
-@needs("tools")
 def check_a_required_tool_is_called(url: str) -> None:
     chats = model(url, is_chat_model=True, is_function_calling_model=True, max_tokens=200)
     weather = FunctionTool.from_defaults(get_weather)
