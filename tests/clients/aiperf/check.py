@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ def profile(url: str, name: str, *options: str) -> dict[str, dict[str, object]]:
     command += ["--no-gpu-telemetry", "--workers-max", "1", "--random-seed", "1"]
     command += ["--request-count", str(N_REQUESTS), "--concurrency", "4", "--isl", "48", "--osl", str(N_OUTPUT_TOKENS)]
     command += ["--extra-inputs", "ignore_eos:true", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Offline it looks tokenizers up in a cache only, even if it is given a folder.
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((output / "profile_export_aiperf.json").read_text(encoding="utf-8"))
 

@@ -21,7 +21,9 @@ ROUNDING = 0.1
 add up in another order, and the weights have 4 bits."""
 
 
-def evaluate(url: str, task: str, name: str, **options: object) -> tuple[dict[str, float], list[dict[str, object]]]:
+def evaluate(
+    url: str, task: str, name: str, *, batch_size: int = 1, **options: object
+) -> tuple[dict[str, float], list[dict[str, object]]]:
     """Run lm-eval's command; the task's metrics, and its samples in their order."""
     output = work_folder() / name
     model = {
@@ -35,7 +37,8 @@ def evaluate(url: str, task: str, name: str, **options: object) -> tuple[dict[st
     }
     command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks", task]
     command += ["--model_args", ",".join(f"{key}={value}" for key, value in model.items())]
-    command += ["--include_path", str(TASKS), "--output_path", str(output), "--log_samples"]
+    command += ["--batch_size", str(batch_size), "--include_path", str(TASKS)]
+    command += ["--output_path", str(output), "--log_samples"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (results,), (samples,) = output.rglob("results_*.json"), output.rglob(f"samples_{task}_*.jsonl")
