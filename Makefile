@@ -2,6 +2,7 @@
 # make test    the same set-up, then the tests          make check   format, lint, types, stubs, layers
 # make build   the native modules, after a change in _native; only what changed is compiled
 # make bench-peers   llama.cpp's own tools from the same source with the same flags, for bench/ to compare with
+# make test-clients   a real server checked with the clients people use; CLIENTS="litellm langchain" for some
 # make sanitize   the native tests with our C++ under AddressSanitizer, then ThreadSanitizer
 # make wheel   sdist and wheel into dist/                make clean   removes what was built, keeps .venv and vendor
 #
@@ -14,17 +15,22 @@
 PYTHON     ?= python3
 SERVE_ARGS ?=
 TEST_ARGS  ?=
+CLIENTS    ?=
 VENV       := .venv
 OR_SAY_WHY  = || { echo "llamaserve: pip could not install what the build needs: check the network, the proxy and PIP_INDEX_URL" >&2; exit 1; }
 BIN        := $(VENV)/bin
 
-.PHONY: serve test check build bench-peers sanitize wheel clean
+.PHONY: serve test test-clients check build bench-peers sanitize wheel clean
 
 serve: build
 	@$(BIN)/llamaserve serve $(SERVE_ARGS)
 
 test: build $(VENV)/.test-ready
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# Slow, and each client is installed from the package index: not part of what must pass before a change lands.
+test-clients: build $(VENV)/.test-ready
+	$(BIN)/python -m tests.clients.run $(CLIENTS)
 
 check: build $(VENV)/.test-ready $(VENV)/.check-ready
 	$(BIN)/ruff format --check .
