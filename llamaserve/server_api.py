@@ -250,7 +250,8 @@ class Server:
 
 def _chat_options(tools: Tools | None, tool_choice: ToolChoice | None, parallel_tool_calls: bool | None) -> ChatOptions:
     use = read_tool_use(tools, tool_choice)
-    return ChatOptions(tools=use.tools, must_call=use.must_call, parallel_calls=parallel_tool_calls)
+    parallel_calls = False if use.is_named else parallel_tool_calls
+    return ChatOptions(tools=use.tools, must_call=use.must_call, parallel_calls=parallel_calls)
 
 
 def _fold(events: Generator[Event, None, None]) -> Completion:

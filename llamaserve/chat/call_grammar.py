@@ -1,9 +1,10 @@
 """What an answer with tool calls looks like, as a Lark grammar for llguidance. Any thread; the tokeniser may block.
 
 It is written from the parser that llama.cpp reads such answers with, so that what is allowed is what will be read.
-llama.cpp would write a grammar too; three things differ here. The arguments of a call are held to their JSON Schema by
-llguidance. A text up to a mark is one lexeme that ends with the first such mark. And where a call must come, nothing
-may come before it but reasoning: an answer could go on without ever calling otherwise.
+llama.cpp would write a grammar too; four things differ here. The arguments of a call are held to their JSON Schema by
+llguidance. A text up to a mark is one lexeme that ends with the first such mark. Where one call may come, no other
+comes after it. And where a call must come, nothing may come before it but reasoning: an answer could go on without ever
+calling otherwise.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ _LOOKING = ("epsilon", "start", "end", "and", "not")
 """What takes no text."""
 
 
-def call_grammar(parser: str, tools: Sequence[Node], spell: Spell, *, must_call: bool) -> str:
+def call_grammar(parser: str, tools: Sequence[Node], spell: Spell, *, must_call: bool, in_parallel: bool = True) -> str:
     """The grammar of a whole answer where a call must come; else of what comes from the beginning of a call on.
 
-    ``parser`` is llama.cpp's, as JSON. Raises BadGrammar for parameters that cannot be enforced, with their place.
+    ``parser`` is llama.cpp's, as JSON; ``in_parallel`` says whether several calls may come. Raises
+    BadGrammar for parameters that cannot be enforced, with their place.
     """
     arena = cast("Node", json.loads(parser))
-    source = _Writer(arena, _schemas(tools), spell, must_call=must_call).write()
+    source = _Writer(arena, _schemas(tools), spell, must_call=must_call, in_parallel=in_parallel).write()
     if len(source) > MAX_SOURCE_LENGTH:
-        source = _Writer(arena, {}, spell, must_call=must_call).write()
+        source = _Writer(arena, {}, spell, must_call=must_call, in_parallel=in_parallel).write()
     return source
 
 
@@ -82,13 +84,16 @@ def _closed(schema: Mapping[str, object]) -> Mapping[str, object]:
 class _Writer:
     """One grammar being written."""
 
-    def __init__(self, arena: Node, schemas: Mapping[str, object], spell: Spell, *, must_call: bool) -> None:
+    def __init__(
+        self, arena: Node, schemas: Mapping[str, object], spell: Spell, *, must_call: bool, in_parallel: bool
+    ) -> None:
         self._nodes = cast("Sequence[Node]", arena["parsers"])
         self._rules = cast("Mapping[str, int]", arena["rules"])
         self._root = cast("int", arena["root"])
         self._schemas = schemas
         self._spell = spell
         self._must_call = must_call
+        self._in_parallel = in_parallel
         self._names: dict[int | str, str] = {}
         """Rules of ours, by the parser or the text they stand for."""
         self._lines: list[str] = []
@@ -114,7 +119,7 @@ class _Writer:
         if kind == "choice":
             return _choice([self._expression(child) for child in self._options(node)])
         if kind == "repetition":
-            return _repeated(self._expression(_child(node)), node)
+            return self._repetition(node)
         if kind == "rule":
             return self._rule(index)
         if kind == "ref":
@@ -228,6 +233,18 @@ class _Writer:
         return f"({' '.join(parts)})" if len(parts) > 1 else "".join(parts) or _EMPTY
 
     # What must come, and what it must be like.
+
+    def _repetition(self, node: Node) -> str:
+        """Calls come once where they may not come in parallel; llama.cpp's parser reads some forms of them again and
+        again all the same."""
+        if not self._in_parallel and self._is_call(_child(node)):
+            node = {**node, "max_count": 1}
+        return _repeated(self._expression(_child(node)), node)
+
+    def _is_call(self, index: int) -> bool:
+        """Whether a parser reads a whole call: it begins with the rule for one, or is it."""
+        first = next(self._items(index), None)
+        return first is not None and bool(self._nodes[first].get("trigger"))
 
     def _is_dropped(self, node: Node) -> bool:
         return self._must_call and node["type"] == "tag" and node["tag"] == "content"

@@ -55,7 +55,7 @@ class NativeChatTemplate:
             stops=rendered.stops,
             generation_prompt=rendered.generation_prompt,
             marks=rendered.preserved,
-            call_form=_call_form(rendered, options),
+            call_form=_call_form(rendered, options, in_parallel=parallel_calls),
             reasoning_start=rendered.reasoning_start,
             reasoning_end=rendered.reasoning_end,
             content_mark=content_mark(syntax.parser, rendered.generation_prompt)
@@ -65,11 +65,11 @@ class NativeChatTemplate:
         )
 
 
-def _call_form(rendered: _engine.RenderedChat, options: ChatOptions) -> CallForm | None:
+def _call_form(rendered: _engine.RenderedChat, options: ChatOptions, *, in_parallel: bool) -> CallForm | None:
     if not options.tools or rendered.syntax is None:
         return None
     triggers = tuple(CallTrigger(value, is_pattern) for is_pattern, value in rendered.triggers)
-    return CallForm(rendered.syntax.parser, triggers)
+    return CallForm(rendered.syntax.parser, triggers, in_parallel)
 
 
 def _json(name: str, value: object) -> bytes:

@@ -76,7 +76,8 @@ def _restriction(rendered: RenderedChat, options: ChatOptions, vocab: Vocabulary
     form = rendered.call_form
     if form is None or not (options.must_call or form.triggers):
         return None
-    source = call_grammar(form.parser, options.tools, partial(spelled, vocab=vocab), must_call=options.must_call)
+    spell = partial(spelled, vocab=vocab)
+    source = call_grammar(form.parser, options.tools, spell, must_call=options.must_call, in_parallel=form.in_parallel)
     if options.must_call:
         return GrammarSpec(GrammarKind.LARK, source, prefix=rendered.generation_prompt)
     # A reasoning may speak of calls.

@@ -68,6 +68,8 @@ class CallForm:
     """llama.cpp's parser of an answer, as JSON."""
     triggers: tuple[CallTrigger, ...] = ()
     """What a call begins with that may come or not; none where that is nothing of its own."""
+    in_parallel: bool = True
+    """Whether an answer may have several calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ class ToolUse:
     """As a template reads them: type and function, which has name, description and parameters."""
     must_call: bool = False
     """Whether it has to call one."""
+    is_named: bool = False
+    """Whether that one was named: it is called once."""
 
 
 def read_tool_use(tools: object, choice: object) -> ToolUse:
@@ -44,7 +46,8 @@ def read_tool_use(tools: object, choice: object) -> ToolUse:
     allowed, must_call = _read_choice(choice, names)
     if must_call and not known:
         raise BadRequest(f"tool_choice is {shown(choice)}: there are no tools to call", "tool_choice")
-    return ToolUse(tuple(tool for tool, name in zip(known, names, strict=True) if name in allowed), must_call)
+    chosen = tuple(tool for tool, name in zip(known, names, strict=True) if name in allowed)
+    return ToolUse(chosen, must_call, is_named=isinstance(choice, Mapping) and choice.get("type") == "function")
 
 
 def _read_tools(tools: object) -> Sequence[Tool]:

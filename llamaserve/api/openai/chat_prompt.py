@@ -89,7 +89,7 @@ def _chat_options(body: ChatBody) -> ChatOptions:
     return ChatOptions(
         tools=use.tools,
         must_call=use.must_call,
-        parallel_calls=body.parallel_tool_calls,
+        parallel_calls=False if use.is_named else body.parallel_tool_calls,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         enable_thinking=enable_thinking,
