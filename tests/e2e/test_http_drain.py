@@ -51,7 +51,7 @@ def n_generating(client: httpx.Client) -> int:
     return sum(slot["state"] == "generating" for slot in client.get("/slots").json())
 
 
-@pytest.mark.parametrize(("drain_s", "n_tokens", "is_served"), [("60", 300, True), ("0.3", 900, False)])
+@pytest.mark.parametrize(("drain_s", "n_tokens", "is_served"), [("60", 120, True), ("0.3", 900, False)])
 def test_streams_that_run_when_the_server_is_stopped_end_as_they_should(
     drain_s: str, n_tokens: int, is_served: bool
 ) -> None:
