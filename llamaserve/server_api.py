@@ -229,7 +229,9 @@ class Server:
             stop=tuple(dict.fromkeys((*request.stop, *chat.stops))),
             boundaries=chat.boundaries,
             visible_tokens=chat.visible_tokens,
-            constraint=chat_restriction(chat, options.grammar, service.grammars.compile, service.vocab),
+            constraint=chat_restriction(
+                chat, options.grammar, service.grammars.compile, service.vocab, param="grammar"
+            ),
         )
 
     def _text_chat_request(self, messages: Messages, options: ReadOptions) -> GenerationRequest:

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llamaserve.api.openai.errors import error_response
@@ -60,6 +65,11 @@ class Drain:
         self.n_refused += 1
         left_s = self._ends_at - asyncio.get_running_loop().time()
         return Draining(max(1, min(math.ceil(left_s), MAX_RETRY_AFTER_S)))
+
+
+def computing_route(path: str, endpoint: Callable[[Request], Awaitable[Response]], drain: Drain) -> Route:
+    """A POST route that waits for ``drain`` and is refused by it."""
+    return Route(path, endpoint, methods=["POST"], middleware=[Middleware(DrainGate, drain=drain)])
 
 
 class DrainGate:

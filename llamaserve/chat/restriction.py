@@ -18,19 +18,21 @@ def chat_restriction(
     content: GrammarSpec | None,
     compile_grammar: Callable[[GrammarSpec], Constraint],
     vocab: Vocabulary,
+    *,
+    param: str,
 ) -> Constraint | None:
     """The tool calls' grammar, or what ``content`` shall be, within the budget of the reasoning; None = any text.
 
-    An answer that has to call a tool has no content. One that may do either cannot be restricted in both. Raises
-    BadRequest for that, BadGrammar.
+    ``param`` is the field that asked for ``content``. An answer that has to call a tool has no content. One that may do
+    either cannot be restricted in both. Raises BadRequest for that, BadGrammar.
     """
     spec = chat.calls
     if content is not None and not chat.must_call:
         if chat.has_tools:
             raise BadRequest(
-                "response_format: an answer that may call tools cannot be restricted too: set tool_choice to 'none' or "
+                f"{param}: an answer that may call tools cannot be restricted too: set tool_choice to 'none' or "
                 "'required'",
-                "response_format",
+                param,
             )
         spec = replace(content, after=chat.content_after)
     inner = None if spec is None else compile_grammar(spec)

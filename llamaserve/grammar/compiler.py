@@ -146,9 +146,7 @@ def _compile(spec: GrammarSpec, tokens: GrammarTokens, filler: MaskFiller | None
         raise _refusal(spec, reason(matcher), tokens)
     _feed_prefix(matcher, spec.prefix, tokens)
     # A grammar without any text, or too large for its first step, is found here and not in the middle of an answer.
-    first = GrammarMatcher(matcher.deep_copy(), tokens)
-    if not any(first.mask()):
-        raise BadGrammar("the grammar allows no token of this model to begin an answer")
+    GrammarMatcher(matcher.deep_copy(), tokens).mask()
     return CompiledGrammar(spec, matcher, tokens, filler)
 
 

@@ -25,15 +25,17 @@ class GrammarMatcher:
 
     def mask(self) -> bytes:
         """As the grammar says. Raises BadGrammar where it became too large to go on, or allows nothing."""
-        if self._mask is None:
-            self.keep_mask(self.matcher.compute_bitmask())
-        if self.matcher.is_error() or self._mask is None or self._mask.count(0) == len(self._mask):
+        mask = self._mask
+        if mask is None:
+            mask = self.keep_mask(self.matcher.compute_bitmask())
+        if self.matcher.is_error() or mask.count(0) == len(mask):
             raise BadGrammar(f"the grammar cannot go on: {reason(self.matcher)}")
-        return self._mask
+        return mask
 
-    def keep_mask(self, mask: bytes) -> None:
-        """Take a mask that was computed elsewhere."""
-        self._mask = mask[: len(self._tokens.all_but_ends)]  # llguidance's own may be a word longer
+    def keep_mask(self, mask: bytes) -> bytes:
+        """Take a mask that was computed elsewhere; as it is kept."""
+        self._mask = mask = mask[: len(self._tokens.all_but_ends)]  # llguidance's own may be a word longer
+        return mask
 
     @property
     def has_mask(self) -> bool:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamaserve.api.drain import Drain, DrainGate
+from llamaserve.api.drain import Drain, computing_route
 from llamaserve.api.generating import Endpoint, Generating
 from llamaserve.api.native.completion_bodies import InfillBody, NativeBody, NativeCompletionBody
 from llamaserve.api.native.infill import infill_prompt
@@ -52,13 +51,10 @@ class CompletionRoutes:
     def routes(self) -> list[Route]:
         """The routes, for an application's list."""
         return [
-            self._computing("/completion", self.complete),
-            self._computing("/completions", self.complete),
-            self._computing("/infill", self.infill),
+            computing_route("/completion", self.complete, self._drain),
+            computing_route("/completions", self.complete, self._drain),
+            computing_route("/infill", self.infill, self._drain),
         ]
-
-    def _computing(self, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
-        return Route(path, endpoint, methods=["POST"], middleware=[Middleware(DrainGate, drain=self._drain)])
 
     async def complete(self, request: Request) -> Response:
         """``POST /completion``."""

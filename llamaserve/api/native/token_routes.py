@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from llamaserve.api.body_threads import BodyThreads
-from llamaserve.api.drain import Drain, DrainGate
+from llamaserve.api.drain import Drain, computing_route
 from llamaserve.api.native.token_bodies import (
     DetokenizeAnswer,
     DetokenizeBody,
@@ -56,8 +55,7 @@ class TokenRoutes:
             answered = await self._bodies.prepared(request, partial(answer, self._service()))
             return Response(msgspec.json.encode(answered), media_type="application/json")
 
-        named: Callable[[Request], Awaitable[Response]] = endpoint
-        return Route(path, named, methods=["POST"], middleware=[Middleware(DrainGate, drain=self._drain)])
+        return computing_route(path, endpoint, self._drain)
 
     def tokenize(self, service: Service, body: bytes) -> TokenizeAnswer:
         """The tokens of a text. Raises BadRequest, BadToken."""

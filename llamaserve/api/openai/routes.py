@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamaserve.api.drain import Drain, DrainGate
+from llamaserve.api.drain import Drain, computing_route
 from llamaserve.api.generating import Endpoint, Generating
 from llamaserve.api.openai.answers import ChatAnswer, CompletionAnswer
 from llamaserve.api.openai.chunks import chat_stream, completion_stream
@@ -52,13 +51,10 @@ class OpenAIRoutes:
             Route("/v1/models", self.list_models, methods=["GET"]),
             Route("/models", self.list_models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", self.show_model, methods=["GET"]),
-            self._computing("/v1/completions", self.complete),
-            self._computing("/v1/chat/completions", self.chat),
-            self._computing("/chat/completions", self.chat),
+            computing_route("/v1/completions", self.complete, self._drain),
+            computing_route("/v1/chat/completions", self.chat, self._drain),
+            computing_route("/chat/completions", self.chat, self._drain),
         ]
-
-    def _computing(self, path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
-        return Route(path, endpoint, methods=["POST"], middleware=[Middleware(DrainGate, drain=self._drain)])
 
     async def list_models(self, request: Request) -> Response:
         """``GET /v1/models``."""

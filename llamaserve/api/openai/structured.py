@@ -49,7 +49,9 @@ def chat_constraint(
     is_call = wanted is None or chat.must_call
     param = "tools" if is_call or wanted is None else wanted.param
     content = None if wanted is None else wanted.spec
-    return chat_restriction(chat, content, lambda spec: compiled(WantedGrammar(spec, param), compiler), vocab)
+    return chat_restriction(
+        chat, content, lambda spec: compiled(WantedGrammar(spec, param), compiler), vocab, param=param
+    )
 
 
 def compiled(wanted: WantedGrammar, compiler: GrammarCompiler) -> Constraint:

@@ -100,22 +100,27 @@ def test_calls_content_and_budget_make_one_restriction() -> None:
     compiler, vocab = Compiler(), FakeVocabulary()
     plain = PreparedChat((BOS,), content_after="</t>")
     calling = replace(plain, calls=CALLS, has_tools=True)
-    assert chat_restriction(plain, None, compiler, vocab) is None
-    assert chat_restriction(calling, None, compiler, vocab) is not None
-    assert chat_restriction(plain, CONTENT, compiler, vocab) is not None
+    assert chat_restriction(plain, None, compiler, vocab, param="response_format") is None
+    assert chat_restriction(calling, None, compiler, vocab, param="response_format") is not None
+    assert chat_restriction(plain, CONTENT, compiler, vocab, param="response_format") is not None
     assert compiler.specs == [CALLS, replace(CONTENT, after="</t>")]
     budgeted = replace(calling, reasoning=THINK, reasoning_budget=3)
-    restriction = chat_restriction(budgeted, None, compiler, vocab)
+    restriction = chat_restriction(budgeted, None, compiler, vocab, param="response_format")
     assert isinstance(restriction, ReasoningBudget)
     assert restriction.n_tokens == 3
-    assert isinstance(chat_restriction(replace(budgeted, calls=None), None, compiler, vocab), ReasoningBudget)
+    assert isinstance(
+        chat_restriction(replace(budgeted, calls=None), None, compiler, vocab, param="response_format"), ReasoningBudget
+    )
 
 
 def test_a_demanded_call_leaves_nothing_to_hold_content_to_and_a_possible_one_is_refused_beside_it() -> None:
     compiler, vocab = Compiler(), FakeVocabulary()
     calling = PreparedChat((BOS,), calls=CALLS, has_tools=True)
-    assert chat_restriction(replace(calling, must_call=True), CONTENT, compiler, vocab) is not None
+    assert (
+        chat_restriction(replace(calling, must_call=True), CONTENT, compiler, vocab, param="response_format")
+        is not None
+    )
     assert compiler.specs == [CALLS]
     with pytest.raises(BadRequest, match="tool_choice") as caught:
-        chat_restriction(calling, CONTENT, compiler, vocab)
+        chat_restriction(calling, CONTENT, compiler, vocab, param="response_format")
     assert caught.value.param == "response_format"
