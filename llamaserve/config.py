@@ -131,7 +131,8 @@ class SchedulerConfig:
     target_itl: float | None = None
     """Milliseconds that steps with prompts beside streams shall stay within; 0 = no target, None = 4 times what such
     steps take without prompts. Small pieces cost more for each token: where pieces within the target would go on at
-    less than about 0.6 of the best pace, larger ones are computed (``scheduler.piece_budget``)."""
+    less than about half of the best pace, or a quarter where it was set, larger ones are computed
+    (``scheduler.piece_budget``)."""
     max_batch_prefill: int = 4
     """Short prompts that are computed together while nothing decodes; 1 = none are."""
     max_batch_prefill_tokens: int | None = None

@@ -5,11 +5,12 @@ A step's time is modelled as
     time(decode rows + prompt tokens) + cell_s(decode rows + prompt tokens) * attended cells
 
 ``time`` is no line: a machine may compute pieces of 16 tokens at the rate of 512 and lose a third at 8. It is a table
-over size classes (1, 2, 3-4, 5-8, 9-16, ...): a class keeps recent means of what its steps held and took, and between
+over size classes (1, 2-3, 4-7, 8-15, ...): a class keeps recent means of what its steps held and took, and between
 these means the table is straight (``time_table``).
 
 Nor is ``cell_s`` a constant. llama.cpp's flash attention on a CPU has another kernel from 64 rows on, which reads a
-cell once for all of them: 64 tokens behind a long context may take less time than 32. So it has two values.
+cell once for all of them: 64 tokens behind a long context may take less time than 32. So it has two values, and a
+class begins at 64.
 
 Against steps that took long because the machine was busy: a step counts as at most 1.5 times of what was expected, a
 much faster one is believed at once.
@@ -18,6 +19,7 @@ much faster one is believed at once.
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ from llamaserve.scheduler.cell_cost import CellCost
 from llamaserve.scheduler.time_table import LEAST_PART, SizeClass, time_table
 
 N_CLASSES = 16
-"""Size classes; the last has all steps above 2**14 tokens."""
+"""Size classes; the last has all steps of 2**15 tokens and more."""
 MEAN_WEIGHT = 0.1
 """Part of a class's means that the newest step makes, once it has seen 10."""
 LONG_WEIGHT = 0.005
@@ -36,9 +38,9 @@ MUCH_FASTER = 0.5
 """A step below this part of the expected time shows that the means are wrong: they go half of the way."""
 FIRST_SPREAD = 0.1
 SPREAD_WEIGHT = 0.05
-FEW_ROWS = 64
-"""The last size class in which a step may have too few rows for the kernel that reads cells once for 64 of them
-(ggml-cpu/ops.cpp, the flash attention's Q tile)."""
+TILE_ROWS = 64
+"""Rows from which on a CPU's attention reads cells once for so many of them, and computes with tiles of so many rows
+even where they are not full (ggml-cpu/ops.cpp, the flash attention's Q tile)."""
 LARGE_GUESS = 0.25
 """What a cell costs in a large step as a part of a small one's, before it is known: little enough to try one."""
 MOST_SPREAD = 0.25
@@ -122,24 +124,25 @@ class StepCostModel:
         if self._is_stale:
             self._refresh()
         n_rows, _, n_attended = rows
-        tokens, times = self._tokens, self._times
-        segment, fits = 0, 0
-        for index in range(1, len(tokens)):  # the last that begins within the limit
-            size = tokens[index] - n_rows
-            if size > 0.0:
-                cells = n_attended + size * (n_held + (size + 1.0) / 2)
-                if times[index] + self._cell_s(tokens[index]) * cells > limit_s:
-                    break
-                fits = int(size)
-            segment = index
-        # Within it, with the cells of its smaller end, the time is a parabola of the size: what is left over a piece of
-        # 0 tokens, its slope and its bend.
+        tokens, times = self._starts
+        fits = segment = 0
+        for index, start in enumerate(tokens):  # the last that begins within the limit
+            size = start - n_rows
+            cells = n_attended + (size * (n_held + (size + 1.0) / 2) if size > 0.0 else 0.0)
+            if times[index] + self._cell_s(start) * cells <= limit_s:
+                segment, fits = index, max(0, int(size))
+            elif start >= TILE_ROWS:  # before, a larger one may take less time
+                break
+        # Within it the time is a parabola of the size: what is left over a piece of 0 tokens, its slope and its bend.
         cell_s = self._cell_s(tokens[segment])
-        token_s = self._slope(segment)
+        token_s = self._slope(bisect_right(self._tokens, tokens[segment]) - 1)
         left_s = limit_s - cell_s * n_attended - times[segment] - token_s * (n_rows - tokens[segment])
         slope = token_s + cell_s * (n_held + 0.5)
         root = slope + math.sqrt(slope * slope + 2.0 * cell_s * max(left_s, 0.0))
-        return max(fits, int(2.0 * left_s / root + 1e-9)) if root > 0.0 else fits
+        end = math.ceil(tokens[segment + 1]) - 1 - n_rows if segment + 1 < len(tokens) else sys.maxsize
+        if left_s < 0.0:
+            return fits
+        return max(fits, min(int(2.0 * left_s / root + 1e-9), end) if root > 0.0 else end)
 
     def least_seconds(self, rows: StepShape, size: int, *, n_held: int) -> float:
         """The time of a step of ``rows`` and a piece of ``size`` tokens behind ``n_held`` ones; or the least it can be
@@ -173,7 +176,7 @@ class StepCostModel:
         # The same against the long means, where slow growth stands out.
         tokens, cells, more_s = n_tokens - seen.long_tokens, n_attended - seen.long_attended, taken - seen.long_seconds
         by_cells = more_s - (time - self._time(seen.long_tokens) if tokens else 0.0)
-        cost = self._cells[n_tokens > FEW_ROWS]
+        cost = self._cells[n_tokens >= TILE_ROWS]
         cost.add(cells / expected, by_cells / expected, error_s / expected)
         weight = max(1.0 / seen.n_seen, LONG_WEIGHT)
         seen.long_tokens += weight * tokens
@@ -194,7 +197,7 @@ class StepCostModel:
 
     def _cell_s(self, n_tokens: float) -> float:
         """Seconds of an attended cell in a step of so many tokens."""
-        return self._cells_s[n_tokens > FEW_ROWS]
+        return self._cells_s[n_tokens >= TILE_ROWS]
 
     def _refresh(self) -> None:
         """The tables anew from what was seen."""
@@ -202,7 +205,9 @@ class StepCostModel:
         small_s = self._cells[0].seconds()
         self._cells_s = (small_s, self._cells[1].seconds(LARGE_GUESS * small_s))
         self._tokens, self._times = time_table(self._classes, self._cell_s)
+        starts = sorted({*self._tokens, float(TILE_ROWS)})
+        self._starts = starts, [self._time(start) for start in starts]
 
 
 def _class_of(n_tokens: int) -> int:
-    return min((n_tokens - 1).bit_length(), N_CLASSES - 1)
+    return min(n_tokens.bit_length(), N_CLASSES) - 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llamaserve.engine.port import PromptPiece, StepPlan
-from llamaserve.scheduler.piece_budget import piece_budget, target_seconds
+from llamaserve.scheduler.piece_budget import latency_target, piece_budget
 from llamaserve.scheduler.prefill_order import PromptState, in_turn, waits_after
 from llamaserve.scheduler.prefill_plan import PieceSize
 from llamaserve.scheduler.prompt_pieces import PrefillLimits, choose_pieces
@@ -25,7 +25,7 @@ class StepRules:
     grant_interval: int
     """Decode steps before a prompt in pieces is granted one, where steps are not mixed."""
     target_itl_ms: float | None
-    """As ``target_seconds`` takes it."""
+    """As ``latency_target`` takes it."""
 
 
 class Turn(NamedTuple):
@@ -104,7 +104,7 @@ def _budget(
         model,
         rows,
         n_held=works[first.seq_id].n_fed,
-        target_s=target_seconds(model, rows, rules.target_itl_ms),
+        target=latency_target(model, rows, rules.target_itl_ms),
         n_left=sum(prompt.n_left for prompt in prompts),
         chunk=rules.limits.chunk,
     )

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from llamaserve.scheduler.piece_budget import piece_budget, target_seconds
+from llamaserve.scheduler.piece_budget import latency_target, piece_budget
 from llamaserve.scheduler.step_cost import StepCostModel, StepShape, piece_cells
 
 SizeTime = Callable[[int], float]
@@ -53,8 +53,12 @@ def two_kernels(n_tokens: int) -> float:
 
 
 def two_kernels_cells(n_tokens: int) -> float:
-    """llama.cpp's attention on a CPU: from 64 rows on a cell is read once for all of them."""
-    return 7e-6 if n_tokens < 64 else 2e-6
+    """llama.cpp's attention on a CPU: from 64 rows on a cell is read once for a tile of 64, full or not, and the fewer
+    rows there are, the more tiles are cut where two threads share them. Measured with 9 heads."""
+    if n_tokens < 64:
+        return 7e-6
+    n_computed = -(-n_tokens // 64) * 64
+    return 1.55e-6 * (1 + 50 / n_computed) * n_computed / n_tokens
 
 
 @dataclass
@@ -111,7 +115,7 @@ class Machine:
                 self.model,
                 rows,
                 n_held=n_held,
-                target_s=target_seconds(self.model, rows, target_itl_ms),
+                target=latency_target(self.model, rows, target_itl_ms),
                 n_left=n_tokens - n_held,
                 chunk=chunk,
             )

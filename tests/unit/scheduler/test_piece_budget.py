@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamaserve.scheduler.piece_budget import TARGET_MULTIPLE, piece_budget, target_seconds
+from llamaserve.scheduler.piece_budget import TARGET_MULTIPLE, LatencyTarget, latency_target, piece_budget
 from llamaserve.scheduler.step_cost import StepCostModel, StepShape, piece_cells
 from tests.unit.scheduler.simulated_machine import (
     Machine,
@@ -37,7 +37,7 @@ def test_a_long_prompt_keeps_99_of_100_steps_within_four_times_the_steady_time(
     machine = Machine(by_size, cell_s, seed=seed)
     machine.warm_up(ROWS)
     _, times = machine.prompt_beside(ROWS, 5000)
-    part, most = {accelerator: (0.9, 1.0), tiles: (0.95, 1.1)}.get(by_size, (0.99, 1.0))
+    part, most = {accelerator: (0.9, 1.0), tiles: (0.9, 1.0)}.get(by_size, (0.99, 1.0))
     assert percentile(times, part) <= most * TARGET_MULTIPLE * machine.seconds(ROWS)
 
 
@@ -45,15 +45,17 @@ def test_a_long_prompt_keeps_99_of_100_steps_within_four_times_the_steady_time(
 @pytest.mark.parametrize("seed", range(3))
 def test_where_small_steps_read_cells_again_for_each_row_pieces_grow_with_the_context(seed: int, is_warm: bool) -> None:
     """llama.cpp's attention on a CPU without matrix units: with nothing held the target holds; behind a long context 10
-    tokens take three times as long each as 64, and no step takes as long as one of the chunk."""
+    tokens take three times as long each as 60, which fill a tile of 64 with the rows, and no step takes as long as one
+    of the chunk."""
     machine = Machine(two_kernels, two_kernels_cells, seed=seed)
     rows = StepShape(4, 0, 320)
     machine.warm_up(rows, 200 if is_warm else 4)
     for _ in range(2):
         sizes, times = machine.prompt_beside(rows, 5000)
         assert percentile(times[:10], 0.8) <= TARGET_MULTIPLE * machine.seconds(rows)
-        assert percentile([float(size) for size in sizes[-20:]], 0.5) >= 64
-        assert sum(times) <= 1.35 * machine.prompt_alone(5000)
+        assert percentile([float(size) for size in sizes[-20:]], 0.5) >= 60
+        assert all((size + rows.n_rows) % 64 == 0 for size in sizes[-20:-1])
+        assert sum(times) <= 1.4 * machine.prompt_alone(5000)
         assert max(times) <= 2.5 < machine.seconds(StepShape(4, 512, 320 + piece_cells(4000, 512)))
 
 
@@ -69,11 +71,11 @@ def test_the_prompt_pays_little_for_it(by_size: SizeTime, cell_s: float, most_sl
 
 
 def test_a_target_nobody_can_hold_gives_the_smallest_efficient_pieces() -> None:
-    """Two cores: 16 tokens, found without ever having been told. Not 1, not the chunk."""
+    """Two cores: steps of 16 tokens, found without ever having been told. Not 1, not the chunk."""
     machine = Machine(two_cores)
     machine.warm_up(ROWS)
     sizes, times = machine.prompt_beside(ROWS, 5000, target_itl_ms=1)
-    assert percentile([float(size) for size in sizes], 0.5) == 16
+    assert percentile([float(size) for size in sizes], 0.5) == 16 - ROWS.n_rows
     assert max(sizes) <= 128
     assert sum(times) <= 1.35 * machine.prompt_alone(5000)
 
@@ -91,6 +93,16 @@ def test_the_knee_is_found_whichever_sizes_came_first(n_prompt: int) -> None:
     machine.warm_up(ROWS, n_prompt)
     sizes, _ = machine.prompt_beside(ROWS, 4000, target_itl_ms=1)
     assert 12 <= percentile([float(size) for size in sizes], 0.5) <= 32
+
+
+def test_a_given_target_is_held_where_the_default_would_give_it_up() -> None:
+    """Behind 2,000 cells 15 tokens within it have a third of the pace of 60."""
+    machine = Machine(two_kernels, two_kernels_cells)
+    rows = StepShape(4, 0, 320)
+    machine.warm_up(rows)
+    sizes, times = machine.prompt_beside(rows, 2000, target_itl_ms=300)
+    assert percentile(times, 0.99) <= 0.3
+    assert min(sizes[:-1]) >= 8
 
 
 def test_a_given_target_is_held() -> None:
@@ -114,22 +126,27 @@ def test_hiccups_of_the_machine_neither_shrink_the_pieces_nor_let_them_grow() ->
 def test_without_streams_or_without_a_target_a_step_has_the_chunk() -> None:
     model = StepCostModel()
     alone = StepShape(0, 0, 0)
-    assert piece_budget(model, alone, n_held=0, target_s=0.001, n_left=9000, chunk=512) == 512
-    assert piece_budget(model, ROWS, n_held=0, target_s=None, n_left=9000, chunk=512) == 512
-    assert piece_budget(model, ROWS, n_held=0, target_s=None, n_left=70, chunk=512) == 70
+    assert piece_budget(model, alone, n_held=0, target=LatencyTarget(0.001, 0.5), n_left=9000, chunk=512) == 512
+    assert piece_budget(model, ROWS, n_held=0, target=None, n_left=9000, chunk=512) == 512
+    assert piece_budget(model, ROWS, n_held=0, target=None, n_left=70, chunk=512) == 70
 
 
 def test_the_target_is_a_multiple_of_the_steady_time_unless_given_or_off() -> None:
     machine = Machine(two_cores, noise=0.0)
     machine.warm_up(ROWS)
-    assert target_seconds(machine.model, ROWS, None) == pytest.approx(TARGET_MULTIPLE * machine.seconds(ROWS))
-    assert target_seconds(machine.model, ROWS, 250) == 0.25
-    assert target_seconds(machine.model, ROWS, 0) is None
+    by_default = latency_target(machine.model, ROWS, None)
+    given = latency_target(machine.model, ROWS, 250)
+    assert by_default is not None
+    assert given is not None
+    assert by_default.seconds == pytest.approx(TARGET_MULTIPLE * machine.seconds(ROWS))
+    assert given.seconds == 0.25
+    assert given.least_pace < by_default.least_pace
+    assert latency_target(machine.model, ROWS, 0) is None
 
 
 def test_before_anything_was_measured_pieces_are_small() -> None:
     model = StepCostModel()
-    size = piece_budget(model, ROWS, n_held=0, target_s=target_seconds(model, ROWS, None), n_left=9000, chunk=512)
+    size = piece_budget(model, ROWS, n_held=0, target=latency_target(model, ROWS, None), n_left=9000, chunk=512)
     assert 8 <= size <= 64
 
 
@@ -154,8 +171,8 @@ def test_there_is_always_a_piece_and_never_more_than_is_left_or_allowed(
     for shape, seconds in steps:
         model.observe(shape, seconds)
     rows = StepShape(n_rows, 0, 100 * n_rows)
-    target_s = target_seconds(model, rows, target_ms)
-    size = piece_budget(model, rows, n_held=n_held, target_s=target_s, n_left=n_left, chunk=chunk)
+    target = latency_target(model, rows, target_ms)
+    size = piece_budget(model, rows, n_held=n_held, target=target, n_left=n_left, chunk=chunk)
     assert 1 <= size <= min(n_left, chunk)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamaserve.scheduler.step_cost import StepCostModel, StepShape, piece_cells
+from llamaserve.scheduler.step_cost import TILE_ROWS, StepCostModel, StepShape, piece_cells
 from llamaserve.scheduler.time_table import FIRST_GUESS_S, relative_time
 from tests.unit.scheduler.simulated_machine import Machine, SizeTime, accelerator, no_base, two_cores
 
@@ -157,7 +157,8 @@ def test_times_are_positive_and_grow_and_the_largest_piece_is_the_largest(
     for size in range(1, 600, 7):
         seconds = model.seconds(StepShape(n_rows, size, piece_cells(n_held, size)))
         assert seconds > 0
-        assert seconds >= before * (1 - 1e-9)
+        is_other_kernel = n_rows + size - 7 < TILE_ROWS <= n_rows + size
+        assert is_other_kernel or seconds >= before * (1 - 1e-9)
         before = seconds
     most = model.most_tokens(StepShape(n_rows, 0, 50 * n_rows), n_held=n_held, limit_s=limit_s)
 
