@@ -84,8 +84,7 @@ def main() -> None:
         ],
         raw={name: [{str(n): row[n].as_json() for n in row} for row in rounds] for name, rounds in results.items()},
         notes=[
-            "A rate counts from the first token of any stream to the last of all; first tokens are the prompts' and do"
-            " not count.",
+            "A rate counts while all streams run: from the last first token to the first last one.",
             f"{DEFAULT.name} is the default, 4 slots on one KV pool: it has no figure for more streams than slots.",
             f"{LIMIT.name} draws no token, makes no text and has no client: no server can be faster.",
         ],

@@ -89,7 +89,7 @@ def main() -> None:
         tables=[rate_table(results), cost_table(results), peer_table(results), itl_table(results)],
         raw={name: [{text: row[text].as_json() for text in row} for row in rounds] for name, rounds in results.items()},
         notes=[
-            "A rate counts from the first token of any stream to the last of all.",
+            "A rate counts while all streams run: from the last first token to the first last one.",
             "Texts under the schema are other texts: what they cost beside free ones is the restriction alone, since"
             " every token is one row of one step.",
             f"The schema: an array of at least {SCHEMA['minItems']} objects with a string, an integer with bounds, an"

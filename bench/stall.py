@@ -1,4 +1,4 @@
-"""What running streams feel when a long prompt arrives: 4 streams, then one prompt of 5,000 tokens.
+"""What running streams feel when a long prompt arrives: 4 streams, then one prompt of 4,000 tokens.
 
 Run: make bench-peers, then .venv/bin/python -m bench.stall [--rounds N] [-m MODEL]
 
@@ -48,7 +48,7 @@ class Load:
     """Tokens a stream has, on average, when the long prompt is sent."""
     n_stream: int = 448
     """Tokens of each stream: enough for one that gets a token with every piece of the long prompt."""
-    n_long: int = 5000
+    n_long: int = 4000
     """Tokens of the long prompt."""
     n_answer: int = 16
     """Tokens generated for it."""

@@ -23,13 +23,20 @@ def require_complete(outcomes: Sequence[Outcome], who: str) -> None:
 
 
 def decode_rate(outcomes: Sequence[Outcome]) -> float:
-    """Tokens a second of all streams, from the first token of any to the last token of all.
+    """Tokens a second of all streams, while all of them run: from the last first token to the first last one.
 
-    A stream's first token is its prompt's and does not count.
+    Before, some prompts may still be computed, which is no decoding; after, the step has fewer rows. A piece of text
+    counts as as many tokens as its stream's pieces have on average. The outcomes must have run together.
     """
-    first = min(outcome.token_times[0] for outcome in outcomes)
-    last = max(outcome.token_times[-1] for outcome in outcomes)
-    return sum((outcome.completion_tokens or 0) - 1 for outcome in outcomes) / (last - first)
+    first = max(outcome.token_times[0] for outcome in outcomes)
+    last = min(outcome.token_times[-1] for outcome in outcomes)
+    return sum(_n_tokens_within(outcome, first, last) for outcome in outcomes) / (last - first)
+
+
+def _n_tokens_within(outcome: Outcome, first: float, last: float) -> float:
+    times = outcome.token_times
+    n_pieces = sum(first < time <= last for time in times)
+    return n_pieces * ((outcome.completion_tokens or 0) - 1) / (len(times) - 1)
 
 
 def ran_together(outcomes: Sequence[Outcome]) -> bool:

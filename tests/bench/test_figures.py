@@ -44,9 +44,15 @@ def outcome(times: Sequence[float], *, cached: int | None = None, prompt: int = 
     )
 
 
-def test_the_decode_rate_counts_tokens_after_the_first_of_every_stream() -> None:
-    """Two streams, 3 + 3 tokens, of which 2 + 2 count, from 1.0 to 2.0."""
-    assert decode_rate([outcome([1.0, 1.4, 1.8]), outcome([1.2, 1.6, 2.0])]) == pytest.approx(4.0)
+def test_the_decode_rate_counts_the_tokens_of_the_time_in_which_all_streams_run() -> None:
+    """From 1.2 to 1.8: two of the first stream, two of the second, whose token at 2.0 comes when the first has ended."""
+    streams = [outcome([1.0, 1.4, 1.8]), outcome([1.2, 1.5, 1.7, 2.0])]
+    assert decode_rate(streams) == pytest.approx(4 / 0.6)
+
+
+def test_a_piece_of_text_counts_as_as_many_tokens_as_its_stream_has_on_average() -> None:
+    merged = replace(outcome([1.0, 2.0, 3.0]), completion_tokens=5)
+    assert decode_rate([merged]) == pytest.approx(2.0)
 
 
 def test_streams_ran_together_if_all_had_begun_before_one_ended() -> None:
