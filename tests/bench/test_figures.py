@@ -45,7 +45,7 @@ def outcome(times: Sequence[float], *, cached: int | None = None, prompt: int = 
 
 
 def test_the_decode_rate_counts_the_tokens_of_the_time_in_which_all_streams_run() -> None:
-    """From 1.2 to 1.8: two of the first stream, two of the second, whose token at 2.0 comes when the first has ended."""
+    """From 1.2 to 1.8: two of the first stream and two of the second, whose last comes when the first has ended."""
     streams = [outcome([1.0, 1.4, 1.8]), outcome([1.2, 1.5, 1.7, 2.0])]
     assert decode_rate(streams) == pytest.approx(4 / 0.6)
 
