@@ -57,17 +57,17 @@ def piece_budget(
     within = model.most_tokens(rows, n_held=n_held, limit_s=limit_s)
     if within >= most:
         return most
-    seconds = {
-        size: model.least_seconds(rows, size, n_held=n_held)
-        for size in {within, *_sizes_to_try(rows[0], int(model.largest_seen), chunk)}
-        if size
-    }
+    sizes = _sizes_to_try(rows[0], int(model.largest_seen), chunk)
+    seconds = {size: model.least_seconds(rows, size, n_held=n_held) for size in {within, *sizes} if size}
     least_s = min(seconds[size] / size for size in seconds)
     doubt = model.spread / 2  # noise shall not make pieces larger
     if within and seconds[within] / within * (target.least_pace - doubt) <= least_s:
         return within
     size = max(within, _fairest_size(seconds, limit_s))
-    return min(most, n_left % size or size)  # what does not fill a piece goes first, before the fewest cells
+    rest = n_left % size
+    return min(
+        most, rest if rest > size // 4 else size
+    )  # a part of a piece goes first, while the fewest cells are held
 
 
 def _sizes_to_try(n_rows: int, largest_seen: int, chunk: int) -> list[int]:

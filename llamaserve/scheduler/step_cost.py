@@ -204,7 +204,7 @@ class StepCostModel:
         self._is_stale = False
         small_s = self._cells[0].seconds()
         self._cells_s = (small_s, self._cells[1].seconds(LARGE_GUESS * small_s))
-        self._tokens, self._times = time_table(self._classes, self._cell_s)
+        self._tokens, self._times = time_table(self._classes, self._cell_s, self._n_steps)
         starts = sorted({*self._tokens, float(TILE_ROWS)})
         self._starts = starts, [self._time(start) for start in starts]
 

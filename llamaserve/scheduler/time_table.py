@@ -1,8 +1,9 @@
 """The time of a step by its number of tokens, from what each size class has seen. Pure.
 
 Between the means of two classes the table is straight; sizes beyond what was seen go by ``relative_time``. A class that
-has seen one or two steps is not taken to be slower than a larger one, nor much slower for each token than a smaller
-one: its first step may have come when the machine was busy.
+has seen one or two steps, or none for long, is not taken to be slower than a larger one, nor much slower for each token
+than a smaller one: its steps may have come when the machine was busy, and a size that is thought to be slow is not
+computed again by itself.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ FIRST_BASE = 4
 """Tokens whose time a smaller piece takes whatever its size."""
 FEW_SEEN = 3
 """Steps after which a class needs no neighbour to be believed."""
+LONG_AGO = 64
+"""Steps after which a class that saw none of them needs its neighbours again."""
 TOKEN_SLACK = 1.25
 """How much more a token may cost in such a class than in the one below: 17 tokens may need two tiles of 16."""
 LEAST_PART = 0.25
@@ -52,29 +55,32 @@ class SizeClass:
         self.seconds = self.long_seconds = seconds
 
 
-def time_table(classes: Sequence[SizeClass], cell_s: Callable[[float], float]) -> tuple[list[float], list[float]]:
+def time_table(
+    classes: Sequence[SizeClass], cell_s: Callable[[float], float], n_steps: int
+) -> tuple[list[float], list[float]]:
     """Numbers of tokens, ascending, and the seconds of a step of so many without its cells.
 
-    ``classes``: those that have seen a step, by size; ``cell_s``: seconds of a cell in a step of so many tokens. There
-    are at least two points, and no time falls with the size.
+    ``classes``: those that have seen a step, by size; ``cell_s``: seconds of a cell in a step of so many tokens;
+    ``n_steps``: number of the newest step. There are at least two points, and no time falls with the size.
     """
     tokens = [seen.tokens for seen in classes]
     times = [max(seen.seconds - cell_s(seen.tokens) * seen.attended, LEAST_PART * seen.seconds) for seen in classes]
-    _doubt(classes, tokens, times)
+    _doubt(classes, tokens, times, n_steps)
     _make_rising(classes, times)
     _fill_in(tokens, times)
     return tokens, times
 
 
-def _doubt(classes: Sequence[SizeClass], tokens: list[float], times: list[float]) -> None:
-    """Have neighbours correct the classes that have seen little."""
-    for index in range(len(classes) - 1, -1, -1):
-        if classes[index].n_seen < FEW_SEEN:
-            if index + 1 < len(classes):
-                times[index] = min(times[index], times[index + 1])
-            if index:
-                most = TOKEN_SLACK * times[index - 1] * tokens[index] / tokens[index - 1]
-                times[index] = min(times[index], most)
+def _doubt(classes: Sequence[SizeClass], tokens: list[float], times: list[float], n_steps: int) -> None:
+    """Have neighbours correct the classes that have seen little, or nothing for long."""
+    doubted = [n for n, seen in enumerate(classes) if seen.n_seen < FEW_SEEN or seen.seen_at < n_steps - LONG_AGO]
+    for index in reversed(doubted):
+        if index + 1 < len(classes):
+            times[index] = min(times[index], times[index + 1])
+    for index in doubted:
+        if index:
+            most = TOKEN_SLACK * times[index - 1] * tokens[index] / tokens[index - 1]
+            times[index] = min(times[index], most)
 
 
 def _make_rising(classes: Sequence[SizeClass], times: list[float]) -> None:

@@ -123,6 +123,21 @@ def test_hiccups_of_the_machine_neither_shrink_the_pieces_nor_let_them_grow() ->
     assert halves[1] == pytest.approx(halves[0], rel=0.35)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_sizes_seen_while_the_machine_was_busy_are_not_believed_when_a_smaller_one_shows_that_it_was(seed: int) -> None:
+    """Before the streams every piece took four times as long. Believed, that would triple the prompt's time."""
+    machine = Machine(two_kernels, two_kernels_cells, seed=seed)
+    rows = StepShape(4, 0, 320)
+    for n_prompt in (24, 24, 80, 80, 200):
+        shape = StepShape(0, n_prompt, piece_cells(0, n_prompt))
+        machine.model.observe(shape, 4 * machine.seconds(shape))
+    for _ in range(50):
+        machine.run(rows)
+    sizes, times = machine.prompt_beside(rows, 5000)
+    assert percentile([float(size) for size in sizes[-20:]], 0.5) >= 60
+    assert sum(times) <= 1.8 * machine.prompt_alone(5000)
+
+
 def test_without_streams_or_without_a_target_a_step_has_the_chunk() -> None:
     model = StepCostModel()
     alone = StepShape(0, 0, 0)
