@@ -1,5 +1,5 @@
 """Reads bodies on the event loop, and makes of them what they ask for on threads of its own: decoding, templates and
-tokenisers take their time."""
+tokenisers take their time, and so do long answers."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ class BodyThreads:
         begins to drain before the body is there, HTTPException for a body too large, Cancelled when the client leaves.
         """
         body = await until_set(self._drain.has_begun, read_body(request, self._max_body_bytes), self._drain.refusal)
-        run = asyncio.get_running_loop().run_in_executor
-        return await until_disconnect(request.receive, _awaited(run(self._pool, partial(prepare, body))))
+        return await until_disconnect(request.receive, self.run(partial(prepare, body)))
+
+    async def run(self, work: Callable[[], ResultT]) -> ResultT:
+        """What ``work`` gives, on a thread; raises what it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
         """End the threads; what waits for one is dropped. May be called twice."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-async def _awaited(future: asyncio.Future[ResultT]) -> ResultT:
-    return await future

@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+from llamaserve.api.native.native_prompts import native_prompt_tokens
 from llamaserve.api.openai.body import ChatBody, CompletionBody, decode_body
 from llamaserve.api.openai.choices import choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
@@ -289,15 +290,16 @@ def test_a_completion_prompt_is_text_or_token_ids_or_a_list_of_one() -> None:
 
 
 class CountingVocabulary(FakeVocabulary):
-    """Eight characters a token; keeps how much text it was asked to tokenise."""
+    """Eight characters a token, or so many; keeps how much text it was asked to tokenise."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_per_token: int = 8) -> None:
         super().__init__()
+        self.n_per_token = n_per_token
         self.n_characters = 0
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         self.n_characters += len(text)
-        return [1] * (len(text) // 8 + 1)
+        return [1] * (len(text) // self.n_per_token + 1)
 
 
 def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -> None:
@@ -309,8 +311,32 @@ def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -
 
 
 def test_a_long_text_that_may_fit_is_tokenised_whole() -> None:
-    (tokens,) = tokens_of("x" * (9 * N_CTX), CountingVocabulary())
-    assert len(tokens) == 9 * N_CTX // 8 + 1
+    (tokens,) = tokens_of("x" * (9 * N_CTX), CountingVocabulary(16))
+    assert len(tokens) == 9 * N_CTX // 16 + 1
+
+
+def test_no_prompt_is_tokenised_behind_one_that_does_not_fit() -> None:
+    vocab = CountingVocabulary()
+    n_long = 8 * N_CTX
+    with pytest.raises(PromptTooLong):
+        tokens_of(["short", "x" * n_long, *["y" * n_long] * 100], vocab)
+    assert vocab.n_characters == len("short") + n_long
+    (tokens,) = tokens_of("x" * (n_long - 9), vocab)
+    assert len(tokens) == N_CTX - 1
+
+
+def test_texts_and_ids_of_one_prompt_are_counted_as_they_come() -> None:
+    vocab = CountingVocabulary()
+    with pytest.raises(PromptTooLong):
+        native_prompt_tokens([1, *["x" * 80] * N_CTX], vocab, N_CTX)
+    assert vocab.n_characters < 9 * N_CTX
+
+
+def test_the_texts_of_a_bias_are_counted_before_they_are_tokenised() -> None:
+    vocab = CountingVocabulary()
+    with pytest.raises(BadSampler, match="65792 characters"):
+        sampling_params(completion(logit_bias=[["w" * 256, 1]] * 257), vocab)
+    assert vocab.n_characters == 0
 
 
 @pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", ""], [[1], []]], ids=str)

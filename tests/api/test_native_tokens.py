@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
-from llamaserve.api.native.tokens import MAX_CHARACTERS, MAX_TOKENS
+from llamaserve.api.native.tokens import MAX_CHARACTERS, MAX_PIECES, MAX_TOKENS
 from llamaserve.config import HttpConfig
 from llamaserve.engine.fake import BOS, EOS, N_VOCAB, FakeEngine
 from llamaserve.service import Service
@@ -152,3 +154,26 @@ def test_props_take_template_and_tokens_from_the_file_and_show_its_name_only(mon
 
 def test_the_models_are_listed_under_llama_servers_path_too(served: Served) -> None:
     assert served.client.get("/models").json() == served.client.get("/v1/models").json()
+
+
+def test_too_many_tokens_are_refused_before_they_are_looked_at() -> None:
+    with serving(FakeEngine(), http=LARGE_BODIES) as served:
+        error = refused(served, "/tokenize", content=[1] * (MAX_TOKENS + 1))
+        assert (str(MAX_TOKENS + 1) in str(error["message"]), error["param"]) == (True, "content")
+        assert len(post(served, "/tokenize", content=[1] * (MAX_PIECES + 1))["tokens"]) == MAX_PIECES + 1  # type: ignore[arg-type]  # a list
+        error = refused(served, "/tokenize", content=["x" * MAX_PIECES, 1], with_pieces=True)
+        assert (str(MAX_PIECES) in str(error["message"]), error["param"]) == (True, "content")
+
+
+def test_answers_about_tokens_are_written_where_they_are_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    encode = msgspec.json.encode
+
+    def watched(value: object) -> bytes:
+        threads.append(threading.current_thread().name)
+        return encode(value)
+
+    monkeypatch.setattr(msgspec.json, "encode", watched)
+    post(served, "/tokenize", content="ab", with_pieces=True)
+    post(served, "/detokenize", tokens=[97])
+    assert [name.startswith("llamaserve-prepare") for name in threads] == [True, True]

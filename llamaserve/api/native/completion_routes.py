@@ -24,7 +24,7 @@ from llamaserve.api.openai.sampling import max_new_tokens
 from llamaserve.api.openai.shown import shown_by_native
 from llamaserve.api.openai.structured import structured_constraint
 from llamaserve.chat.prepared import PreparedChat
-from llamaserve.engine.port import FimTokens
+from llamaserve.engine.port import FimTokens, Vocabulary
 from llamaserve.service import Service
 
 NO_INFILL = "the model has no tokens for filling in the middle (prefix, suffix and middle)"
@@ -89,7 +89,7 @@ class CompletionRoutes:
         self, body: NativeBody, service: Service, incoming: IncomingRequest, prompts: Sequence[tuple[int, ...]]
     ) -> PreparedRequest:
         shown = shown_by_native(body, tuple(body.response_fields or ()))
-        planned = tuple(map(PlannedPrompt, prompts))
+        planned = tuple(PlannedPrompt(prompt, text=_text(prompt, service.vocab)) for prompt in prompts)
         plan = AnswerPlan(shown, planned, choices_per_prompt(body), service.vocab)
         return self._preparer.prepared(
             body,
@@ -100,3 +100,7 @@ class CompletionRoutes:
             max_tokens=max_new_tokens(body),
             constraint=structured_constraint(body, service.grammars),
         )
+
+
+def _text(prompt: Sequence[int], vocab: Vocabulary) -> str:
+    return vocab.detokenize(prompt, special=True).decode("utf-8", "replace")

@@ -52,8 +52,8 @@ class TokenRoutes:
 
     def _route(self, path: str, answer: Answer) -> Route:
         async def endpoint(request: Request) -> Response:
-            answered = await self._bodies.prepared(request, partial(answer, self._service()))
-            return Response(msgspec.json.encode(answered), media_type="application/json")
+            encoded = await self._bodies.prepared(request, partial(_encoded, answer, self._service()))
+            return Response(encoded, media_type="application/json")
 
         return computing_route(path, endpoint, self._drain)
 
@@ -82,3 +82,8 @@ class TokenRoutes:
         check_model(asked.model, service)
         prompt = chat_prompt(asked, service.template, service.vocab, service.info.n_ctx_seq)
         return InputTokensAnswer(len(prompt.tokens))
+
+
+def _encoded(answer: Answer, service: Service, body: bytes) -> bytes:
+    """On the preparing thread too: it may be megabytes."""
+    return msgspec.json.encode(answer(service, body))

@@ -7,7 +7,7 @@ from typing import cast
 
 from llamaserve.api.openai.answer_plan import PlannedPrompt
 from llamaserve.api.openai.body import CompletionBody
-from llamaserve.api.openai.tokenizing import check_tokens, tokenize
+from llamaserve.api.openai.tokenizing import check_fits, check_tokens, tokenize
 from llamaserve.engine.port import FimTokens, Vocabulary
 from llamaserve.errors import BadRequest, EmptyPrompt
 
@@ -41,11 +41,15 @@ def plan_prompts(
 ) -> tuple[PlannedPrompt, ...]:
     """The tokens of a completion's prompts, and what an answer that echoes them begins with.
 
-    Raises BadRequest for a suffix the model or the other fields do not allow, BadToken, PromptTooLong for a text far
-    over the context.
+    Raises BadRequest for a suffix the model or the other fields do not allow, BadToken, and PromptTooLong for the first
+    that does not fit: those behind it are not tokenised.
     """
     fim = _fim_tokens(body, vocab) if body.suffix else None
-    return tuple(_planned(prompt, body, vocab, n_ctx, fim) for prompt in prompts)
+    planned = []
+    for prompt in prompts:
+        planned.append(_planned(prompt, body, vocab, n_ctx, fim))
+        check_fits(planned[-1].tokens, n_ctx)
+    return tuple(planned)
 
 
 def _planned(

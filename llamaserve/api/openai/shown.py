@@ -40,6 +40,11 @@ class Shown:
         return self.n_top is None and not (self.has_token_ids or self.is_running)
 
     @property
+    def has_logprobs(self) -> bool:
+        """Whether it carries probabilities, of the text or of the prompt: they are most of an answer."""
+        return self.n_top is not None or self.n_prompt_logprobs is not None
+
+    @property
     def is_running(self) -> bool:
         """Whether chunks need to know how far prompt and text are."""
         return self.has_running_usage or self.has_running_timings
