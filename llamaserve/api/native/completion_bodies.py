@@ -17,6 +17,8 @@ class PromptObject(msgspec.Struct):
 class NativeBody(GenerationBody, kw_only=True):
     """What both take beside a prompt."""
 
+    logprobs: int | None = None
+    """``n_probs``, where that is not given."""
     response_fields: list[str] | None = None
     """Names of the answer's fields to send, ``a/b`` for one inside another; none = all."""
 

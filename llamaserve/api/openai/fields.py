@@ -29,6 +29,8 @@ HARMLESS_FIELDS = frozenset(
         "n_cache_reuse",
         "n_keep",
         "n_discard",
+        "id_slot",
+        "t_max_prompt_ms",
         "request_id",
         "guided_decoding_backend",
     }
@@ -71,11 +73,8 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "response_fields": ([],),
-    "n_indent": (0,),
     "post_sampling_probs": (False,),
     "truncate_prompt_tokens": (-1,),
-    "t_max_predict_ms": (0, -1),
-    "id_slot": (-1,),
     "lora": ([],),
 }
 """Fields that change the result and that we do not honour, with the values that ask for nothing. Some of them one
@@ -106,7 +105,7 @@ def _is_same(value: object, allowed: object) -> bool:
 
 
 class UnknownFieldLog:
-    """Warns of fields nobody reads, once for each name. Any thread."""
+    """Warns of what has no effect: fields nobody reads, and values that are left out. Once for each. Any thread."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -114,8 +113,14 @@ class UnknownFieldLog:
     def note(self, fields: Mapping[str, object], known: Iterable[str], prefix: str = "") -> None:
         """Warn of the fields that are not null, not ``known``, and in neither of our tables."""
         for name in fields.keys() - set(known) - HARMLESS_FIELDS - UNHONOURED_FIELDS.keys():
-            path = (prefix + name)[:MAX_NAME_LENGTH]
-            if fields[name] is None or path in self._names or len(self._names) >= MAX_NAMES_WARNED:
-                continue
-            self._names.add(path)
-            logger.warning("request field %r is unknown here and has no effect", path)
+            if fields[name] is not None:
+                self._warn((prefix + name)[:MAX_NAME_LENGTH], "request field %r is unknown here and has no effect")
+
+    def note_left_out(self, field: str, value: str) -> None:
+        """Warn of one of the values of a field."""
+        self._warn(f"{field}: {value}", "request field %r has no effect here")
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._names and len(self._names) < MAX_NAMES_WARNED:
+            self._names.add(what)
+            logger.warning(message, what)

@@ -14,7 +14,7 @@ from llamaserve.api.openai.chat_prompt import chat_prompt
 from llamaserve.api.openai.choices import check_choices, choice_requests, choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import UnknownFieldLog
-from llamaserve.api.openai.limits import lane, ping_interval_s, timeout_s
+from llamaserve.api.openai.limits import lane, max_decode_s, min_indent, ping_interval_s, timeout_s
 from llamaserve.api.openai.logprob_limits import check_logprobs
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings, stop_tokens
 from llamaserve.api.openai.shown import shown_by_chat, shown_by_completion
@@ -143,6 +143,8 @@ class Preparer:
             logprobs=shown.n_top,
             prompt_logprobs=shown.n_prompt_logprobs,
             constraint=constraint,
+            min_indent=min_indent(body),
+            max_decode_s=max_decode_s(body),
         )
         return PreparedRequest(
             choice_requests([_with_prompt(request, prompt) for prompt in prompts], plan.n_per_prompt),

@@ -27,6 +27,8 @@ FIELD_LIMITS: Mapping[str, Mapping[str, Any]] = {
     "max_tokens": {"minimum": -1},
     "max_completion_tokens": {"minimum": -1},
     "n_predict": {"minimum": -1},
+    "n_indent": {"minimum": 0},
+    "t_max_predict_ms": {"minimum": -1},
     "n": {"minimum": 1, "maximum": MAX_CHOICES},
     "n_cmpl": {"minimum": 1, "maximum": MAX_CHOICES},
     "n_probs": {"minimum": 0, "maximum": MAX_TOP},
