@@ -134,3 +134,9 @@ def test_answers_are_begun_where_bodies_are_prepared(
     assert served.chat("hi", n=2, stream=stream).status_code == 200
     assert threads.begun
     assert all(name.startswith(PREPARING) for name in threads.begun)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_prompt_that_is_only_shown_must_fit_too(served: Served, max_tokens: int) -> None:
+    response = served.complete("x" * 3000, echo=True, max_tokens=max_tokens)
+    assert (response.status_code, error_of(response)["code"]) == (400, "context_length_exceeded")

@@ -28,6 +28,8 @@ class NativeCompletionBody(NativeBody, kw_only=True):
 
     prompt: str | PromptObject | list[str | int | list[str | int] | PromptObject]
     """A text; token ids and texts in their order; or a list of prompts."""
+    add_special_tokens: bool | None = None
+    """vLLM's: whether what belongs in front of a text is put there; true."""
 
 
 class ExtraText(msgspec.Struct):

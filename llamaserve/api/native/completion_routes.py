@@ -75,7 +75,8 @@ class CompletionRoutes:
         n_per_prompt = choices_per_prompt(body)
         check_choices(len(prompts), n_per_prompt, service.most_at_once)
         max_tokens = max_new_tokens(body, least=0)
-        tokens = [native_prompt_tokens(prompt, service.vocab, service.info.n_ctx_seq) for prompt in prompts]
+        vocab, n_ctx, add_special = service.vocab, service.info.n_ctx_seq, body.add_special_tokens is not False
+        tokens = [native_prompt_tokens(prompt, vocab, n_ctx, add_special=add_special) for prompt in prompts]
         return self._prepared(body, service, incoming, tokens, n_per_prompt=n_per_prompt, max_tokens=max_tokens)
 
     def _prepare_infill(

@@ -73,6 +73,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     prompt: str | list[int | str | list[int]]
     echo: bool | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None
     logprobs: int | bool | None = None
 
 

@@ -18,7 +18,7 @@ from llamaserve.service import MAX_TIMEOUT_S
 TIMEOUT_HEADER = "x-request-timeout"
 PRIORITY_HEADER = "x-priority"
 NO_PRIORITY = 0
-"""vLLM's default, which many clients send: it asks for nothing."""
+"""vLLM's default, which many clients send: it asks for nothing. There smaller numbers are more urgent."""
 OFF_INTERVALS = (-1, 0)
 """Ping intervals that mean never: llama-server's and ours."""
 _SECONDS = re.compile(r"[0-9]{1,16}(\.[0-9]{0,16})?|\.[0-9]{1,16}")
@@ -43,8 +43,13 @@ def lane(body: GenerationBody, header: str | None, honoured: PriorityHeader, mos
 
     Raises BadRequest when the body names none; a header that names none is Normal (K142).
     """
-    asks_for_nothing = body.priority is None or body.priority == NO_PRIORITY
-    wanted = parse_header(header) if asks_for_nothing else parse_field(body.priority)
+    given = body.priority
+    if given is None or given == NO_PRIORITY:
+        wanted = parse_header(header)
+    elif isinstance(given, int):
+        wanted = Lane.HIGH if given < NO_PRIORITY else Lane.LOW
+    else:
+        wanted = parse_field(given)
     if most_urgent is not None:
         return wanted.at_most(most_urgent)
     if honoured is PriorityHeader.OFF:
