@@ -78,7 +78,9 @@ class Generating:
             priority_header=request.headers.get(PRIORITY_HEADER),
             caller=caller_of(request.scope),
         )
-        ready = await self._bodies.prepared(request, partial(self._ready, service, incoming, endpoint, prepare))
+        # A full queue is answered before a template and a tokeniser have worked for nothing.
+        make_ready = partial(self._ready, service, incoming, endpoint, prepare)
+        ready = await self._bodies.prepared(request, make_ready, service.check_room)
         prepared = ready.prepared
         listen: Listen = partial(service.listen if prepared.is_computed else answer_at_once, prepared.requests)
         if isinstance(ready, _Stream):
