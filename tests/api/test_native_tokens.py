@@ -61,8 +61,44 @@ def test_pieces_are_text_or_bytes_where_they_are_no_characters(served: Served) -
 
 
 def test_tokens_become_a_text(served: Served) -> None:
-    assert post(served, "/detokenize", tokens=[*"é".encode(), EOS, 0xFF]) == {"content": "é<eos>\ufffd"}
-    assert post(served, "/detokenize", tokens=[]) == {"content": ""}
+    assert post(served, "/detokenize", tokens=[*"é".encode(), EOS, 0xFF]) == {
+        "content": "é<eos>\ufffd",
+        "prompt": "é<eos>\ufffd",
+    }
+    assert post(served, "/detokenize", tokens=[]) == {"content": "", "prompt": ""}
+
+
+def test_a_text_becomes_tokens_in_vllms_words_too(served: Served) -> None:
+    n_ctx = served.service.info.n_ctx_seq
+    assert post(served, "/tokenize", prompt="a<eos>") == {"tokens": [BOS, 97, EOS], "count": 3, "max_model_len": n_ctx}
+    assert post(served, "/tokenize", prompt="a", add_special_tokens=False)["tokens"] == [97]
+    assert post(served, "/tokenize", prompt="")["tokens"] == [BOS]
+
+
+def test_a_client_without_a_tokenizer_finds_out_all_it_needs() -> None:
+    """As lm-eval does with tokenizer_backend=remote."""
+    engine = FakeEngine()
+    engine.info.metadata.update(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.chat_template": "{{ messages }}",
+            "tokenizer.ggml.bos_token_id": str(BOS),
+            "tokenizer.ggml.eos_token_id": str(EOS),
+        }
+    )
+    with serving(engine) as served:
+        info = served.client.get("/tokenizer_info").json()
+        assert info == {
+            "tokenizer_class": "gpt2",
+            "model_max_length": served.service.info.n_ctx_seq,
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": None,
+            "unk_token": None,
+            "chat_template": "{{ messages }}",
+        }
+        assert post(served, "/tokenize", prompt=info["eos_token"], add_special_tokens=False)["tokens"] == [EOS]
+        assert post(served, "/detokenize", tokens=[97, 98])["prompt"] == "ab"
 
 
 @pytest.mark.parametrize(
@@ -70,6 +106,9 @@ def test_tokens_become_a_text(served: Served) -> None:
     [
         ("/tokenize", {}, "content"),
         ("/tokenize", {"content": 5}, "content"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "prompt"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs"),
         ("/tokenize", {"content": [1.5]}, "content[0]"),
         ("/tokenize", {"content": "a", "add_special": "yes"}, "add_special"),
         ("/tokenize", {"content": [N_VOCAB], "with_pieces": True}, "content"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamaserve.api.native.token_bodies import DetokenizeBody, TokenizeBody, TokenPiece
+from llamaserve.api.native.token_bodies import DetokenizeBody, TokenizeAnswer, TokenizeBody, TokenPiece
 from llamaserve.api.openai.tokenizing import check_tokens
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest
@@ -16,9 +16,24 @@ MAX_PIECES = 2**17
 """Tokens that come with their pieces: each is an object."""
 
 
+def tokenized(body: TokenizeBody, vocab: Vocabulary, n_ctx: int) -> TokenizeAnswer:
+    """What a body asks for. Raises BadRequest, BadToken."""
+    if body.prompt is None:
+        return TokenizeAnswer(tokens_of(body, vocab))
+    if body.content is not None:
+        raise BadRequest("content and prompt are both given: they are two names of one thing", "prompt")
+    asked = TokenizeBody(
+        content=body.prompt, add_special=body.add_special_tokens is not False, with_pieces=body.with_pieces
+    )
+    tokens = tokens_of(asked, vocab)
+    return TokenizeAnswer(tokens, len(tokens), n_ctx)
+
+
 def tokens_of(body: TokenizeBody, vocab: Vocabulary) -> list[int | TokenPiece]:
     """The tokens a body asks for. Raises BadRequest for too much text and too many tokens, BadToken for an id outside
     the vocabulary."""
+    if body.content is None:
+        raise BadRequest("content: this field is required", "content")
     parts = [body.content] if isinstance(body.content, str) else body.content
     n_characters = sum(len(part) for part in parts if isinstance(part, str))
     if n_characters > MAX_CHARACTERS:

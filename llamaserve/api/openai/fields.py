@@ -102,6 +102,7 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "spaces_between_special_tokens": (True,),
     "response_fields": ([],),
     "return_tokens_as_token_ids": (False,),
+    "return_token_strs": (False,),
     "return_hidden_states": (False,),
     "post_sampling_probs": (False,),
     "truncate_prompt_tokens": (-1,),
