@@ -14,5 +14,5 @@ def with_one_system_message(messages: Messages) -> Messages:
     leading = list(takewhile(lambda message: message.get("role") == "system", messages))
     if len(leading) < 2:
         return messages
-    text = BETWEEN.join(str(message.get("content") or "") for message in leading)
+    text = BETWEEN.join(str(message["content"]) for message in leading if message.get("content"))
     return [{**leading[0], "content": text}, *messages[len(leading) :]]

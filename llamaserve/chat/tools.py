@@ -64,7 +64,8 @@ def _read_tools(tools: object) -> Sequence[Tool]:
         function = cast("Tool", tool["function"])
         name = function["name"]
         if name in names:
-            raise BadRequest(f"tools[{index}].function.name is {shown(name)}: another tool has it", "tools")
+            path = f"tools[{index}].function.name"
+            raise BadRequest(f"{path} is {shown(name)}: another tool has it", path)
         names.add(name)
         n_values += _count_values(function["parameters"], f"tools[{index}].function.parameters", 1)
     if n_values > MAX_SCHEMA_VALUES:

@@ -13,6 +13,7 @@ from llamaserve.api.openai.sampling_fields import SamplingFields
 from llamaserve.api.openai.token_texts import bad_words, logit_bias
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest, BadSampler
+from llamaserve.request import MAX_STOP_TOKENS
 from llamaserve.sampling import SEED_MAX, SamplingParams
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
@@ -113,6 +114,8 @@ def stop_strings(body: SamplingFields) -> tuple[str, ...]:
 
 
 def stop_tokens(body: SamplingFields) -> tuple[int, ...]:
-    """The tokens that end the text, of both fields that may have them."""
+    """The tokens that end the text, of both fields that may have them. Raises BadRequest for too many in ``stop``."""
     in_stop = [token for token in body.stop or () if isinstance(token, int)]
+    if len(in_stop) > MAX_STOP_TOKENS:
+        raise BadRequest(f"stop has {len(in_stop)} tokens: at most {MAX_STOP_TOKENS} are allowed", "stop")
     return tuple(dict.fromkeys((*in_stop, *(body.stop_token_ids or ()))))

@@ -12,6 +12,8 @@ HI = {"role": "user", "content": "hi"}
 def test_those_that_come_first_are_joined() -> None:
     joined = {"role": "system", "content": "a\n\nb\n\na"}
     assert with_one_system_message([A, B, A, HI]) == [joined, HI]
+    empty = {"role": "system", "content": ""}
+    assert with_one_system_message([empty, A, empty, B, {"role": "system"}]) == with_one_system_message([A, B])
     assert with_one_system_message([A, B]) == [{"role": "system", "content": "a\n\nb"}]
 
 

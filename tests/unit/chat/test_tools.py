@@ -73,7 +73,7 @@ def nested(depth: int) -> dict[str, object]:
         ([tool("a b")], "tools[0].function.name"),
         ([tool("x" * 129)], "tools[0].function.name"),
         ([tool("a\n")], "tools[0].function.name"),
-        ([tool("a"), tool("a")], "tools"),
+        ([tool("a"), tool("a")], "tools[1].function.name"),
         ([tool(description=3)], "tools[0].function.description"),
         ([tool(strict="yes")], "tools[0].function.strict"),
         ([tool(parameters=[])], "tools[0].function.parameters"),
