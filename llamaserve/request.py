@@ -37,7 +37,7 @@ class GenerationRequest:
 
     Raises BadRequest when a field is of the wrong type, max_tokens is below 0 or min_tokens, a stop string is empty or
     too long, there are too many stops, the session, the salt or the owner is too long, a boundary is outside the
-    prompt, or more probabilities are asked for than one answer has.
+    prompt, a limit of its lines is none, or more probabilities are asked for than one answer has.
     """
 
     request_id: str
@@ -73,6 +73,11 @@ class GenerationRequest:
     """What its tokens may be; None = any."""
     visible_tokens: Mapping[int, bytes] = field(default_factory=dict)
     """Control tokens that its text shows, with how they are written; no other is seen."""
+    min_indent: int = 0
+    """Blanks and tabs that every line of its text but the first begins with, at least: the text ends before one with
+    fewer. 0 is any number."""
+    max_decode_s: float | None = None
+    """Seconds from the first token, above 0, after which the text ends with its next line; None = it goes on."""
     prompt_group: str = ""
     """A secret name: requests that have the same share what is computed of their prompt among themselves although
     ``cache_prompt`` is off. Nothing of it is left when the last of them ends. "" is none."""
@@ -103,6 +108,7 @@ class GenerationRequest:
         _check_name("owner", self.owner, 0)
         _check_name("prompt_group", self.prompt_group, 0)
         _check_stop_tokens(self.stop_tokens)
+        _check_line_limits(self.min_indent, self.max_decode_s)
         _check_logprobs("logprobs", self.logprobs, 1)
         _check_logprobs("prompt_logprobs", self.prompt_logprobs, len(self.prompt))
 
@@ -143,6 +149,15 @@ def _check_stop_tokens(tokens: object) -> None:
         raise BadRequest(
             f"stop_token_ids has {len(tokens)} tokens: at most {MAX_STOP_TOKENS} are allowed", "stop_token_ids"
         )
+
+
+def _check_line_limits(min_indent: object, max_decode_s: object) -> None:
+    if not is_int(min_indent) or min_indent < 0:
+        raise BadRequest(f"min_indent is {shown(min_indent)}: it must be a whole number of at least 0", "min_indent")
+    if max_decode_s is None:
+        return
+    if not isinstance(max_decode_s, (int, float)) or isinstance(max_decode_s, bool) or not max_decode_s > 0:
+        raise BadRequest(f"max_decode_s is {shown(max_decode_s)}: it must be a number above 0", "max_decode_s")
 
 
 def _check_logprobs(name: str, n_top: object, n_tokens: int) -> None:

@@ -226,6 +226,10 @@ class Service:
         """Which sequences hold computed prefixes; may be one tick old."""
         return self._thread.holders()
 
+    def check_room(self) -> None:
+        """Raises QueueFull when no request could be taken now, for whoever has work to do before there is one."""
+        self._thread.check_room()
+
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request, waiting or running (S53); whether it was live. Its consumer gets
         Failed(Cancelled)."""

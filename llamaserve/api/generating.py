@@ -28,11 +28,29 @@ from llamaserve.service import Service
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What differs between the endpoints: their ids, and what their answers look like."""
+    """What differs between the endpoints: their ids, and what their answers look like. Both are called on preparing
+    threads: an answer that goes on with a text begins by reading that."""
 
     id_prefix: str
     stream: Callable[[PreparedRequest, AnswerHead], StreamEncoder]
     answer: Callable[[PreparedRequest], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A request that can be computed, and what writes its stream."""
+
+    prepared: PreparedRequest
+    encoder: StreamEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A request that can be computed, and what writes its whole answer."""
+
+    prepared: PreparedRequest
+    answer: Answer
+    head: AnswerHead
 
 
 class Generating:
@@ -60,26 +78,41 @@ class Generating:
             priority_header=request.headers.get(PRIORITY_HEADER),
             caller=caller_of(request.scope),
         )
-        prepared = await self._bodies.prepared(request, partial(prepare, service, incoming))
-        head = AnswerHead(request_id, int(time.time()), service.model_name, self._system_fingerprint)
+        # A full queue is answered before a template and a tokeniser have worked for nothing.
+        make_ready = partial(self._ready, service, incoming, endpoint, prepare)
+        ready = await self._bodies.prepared(request, make_ready, service.check_room)
+        prepared = ready.prepared
         listen: Listen = partial(service.listen if prepared.is_computed else answer_at_once, prepared.requests)
-        if prepared.is_streamed:
+        if isinstance(ready, _Stream):
             return EventStreamResponse(
                 listen,
-                endpoint.stream(prepared, head),
+                ready.encoder,
                 name=request_id,
                 ping_interval_s=prepared.ping_interval_s,
                 timeout_s=prepared.timeout_s,
                 on_failure=self._count_failure,
             )
-        answer = endpoint.answer(prepared)
+        take = ready.answer.take
         ends = await until_disconnect(
-            request.receive, collect(listen, answer.take, len(prepared.requests), timeout_s=prepared.timeout_s)
+            request.receive, collect(listen, take, len(prepared.requests), timeout_s=prepared.timeout_s)
         )
         if isinstance(ends, Broken):
             self._count_failure(ends.error)
             return error_response(ends.error, has_spent_tokens=ends.n_tokens > 0)
-        return Response(answer.whole(head, ends), media_type="application/json")
+        write = partial(ready.answer.whole, ready.head, ends)
+        # A text is written in no time; a million probabilities would hold everybody else up for seconds.
+        content = await self._bodies.run(write) if prepared.plan.shown.has_logprobs else write()
+        return Response(content, media_type="application/json")
+
+    def _ready(
+        self, service: Service, incoming: IncomingRequest, endpoint: Endpoint, prepare: Prepare, body: bytes
+    ) -> _Stream | _Whole:
+        """Preparing threads only. Raises RequestError."""
+        prepared = prepare(service, incoming, body)
+        head = AnswerHead(incoming.request_id, int(time.time()), service.model_name, self._system_fingerprint)
+        if prepared.is_streamed:
+            return _Stream(prepared, endpoint.stream(prepared, head))
+        return _Whole(prepared, endpoint.answer(prepared), head)
 
     def _count_failure(self, error: Exception) -> None:
         self.n_deadlines += isinstance(error, DeadlineExceeded)

@@ -2,7 +2,9 @@
 
 Each piece of text is an event of its own, a few hundred bytes for a few letters, as long as the client keeps up. For
 one that does not, what comes beyond ``EVENT_BYTES`` is kept as bare text and becomes one event a choice: however slowly
-a client reads, no more waits for it than that many bytes and the text of its own answer.
+a client reads, no more waits for it than that many bytes and the text of its own answer. Text with log probabilities is
+an event at once nevertheless: these are most of it, as bytes they take less room, and all of them at once would take
+long to write.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import io
 from array import array
 from collections.abc import Callable, Sequence
 
-from llamaserve.request import TextDelta, TokenLogprob
+from llamaserve.request import TextDelta
 
 EVENT_BYTES = 64 * 1024
 
@@ -29,7 +31,9 @@ class Outbox:
 
     def add_text(self, choice: int, delta: TextDelta) -> None:
         """Append text. Raises what the encoder raises."""
-        if self._n_bytes < EVENT_BYTES:
+        if delta.logprobs:
+            self._encode_held_text()
+        if delta.logprobs or self._n_bytes < EVENT_BYTES:
             self._append(self._encode_texts[choice](delta))
             return
         held = self._held.get(choice)
@@ -61,20 +65,18 @@ class Outbox:
 
 
 class _HeldText:
-    """Text of a choice that is no event yet."""
+    """Text of a choice that is no event yet, without log probabilities."""
 
-    __slots__ = ("_letters", "_logprobs", "_tokens")
+    __slots__ = ("_letters", "_tokens")
 
     def __init__(self) -> None:
         self._letters = io.StringIO()
         self._tokens = array("i")
-        self._logprobs: list[TokenLogprob] = []
 
     def add(self, delta: TextDelta) -> None:
         self._letters.write(delta.text)
         self._tokens.extend(delta.tokens)
-        self._logprobs += delta.logprobs
 
     @property
     def delta(self) -> TextDelta:
-        return TextDelta(self._letters.getvalue(), tuple(self._tokens), tuple(self._logprobs))
+        return TextDelta(self._letters.getvalue(), tuple(self._tokens))

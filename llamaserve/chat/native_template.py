@@ -11,6 +11,7 @@ from llamaserve.chat.answer_parser import AnswerParser
 from llamaserve.chat.content_mark import content_mark
 from llamaserve.chat.message import ContentParser
 from llamaserve.chat.own_tools import with_described_tools, with_written_calls
+from llamaserve.chat.system_messages import with_one_system_message
 from llamaserve.chat.template import (
     PLAIN_CHAT,
     CallForm,
@@ -22,6 +23,8 @@ from llamaserve.chat.template import (
 )
 from llamaserve.errors import BadTemplate
 
+_TWO_SYSTEM_MESSAGES = ("first-of-two", "second-of-two")
+
 
 class NativeChatTemplate:
     """A ChatTemplate. What llama.cpp finds out about it was found out when the native one was made."""
@@ -29,9 +32,25 @@ class NativeChatTemplate:
     def __init__(self, template: _engine.ChatTemplate) -> None:
         self._template = template
         self.tool_support = ToolSupport(template.tool_support)
+        self.takes_system_messages = self._takes_system_messages()
+        """Whether it writes several that come first; else they are one. Some templates refuse them, others leave out
+        all but one of them without a word."""
 
     def render(self, messages: Messages, options: ChatOptions = PLAIN_CHAT) -> RenderedChat:
         """Render a conversation. Raises BadTemplate."""
+        if not self.takes_system_messages:
+            messages = with_one_system_message(messages)
+        return self._render(messages, options)
+
+    def _takes_system_messages(self) -> bool:
+        messages = [{"role": "system", "content": text} for text in _TWO_SYSTEM_MESSAGES]
+        try:
+            prompt = self._render([*messages, {"role": "user", "content": "Hi"}], PLAIN_CHAT).prompt
+        except BadTemplate:
+            return False
+        return all(text in prompt for text in _TWO_SYSTEM_MESSAGES)
+
+    def _render(self, messages: Messages, options: ChatOptions) -> RenderedChat:
         if self.tool_support is ToolSupport.NONE:
             messages = with_written_calls(messages)
         if options.tools and self.tool_support is not ToolSupport.NATIVE:

@@ -1,7 +1,8 @@
 """Ends a reasoning that goes on too long: a restriction around another, or around none.
 
 Tokens are counted from the text that begins the reasoning to the one that ends it. When they are spent, the latter's
-tokens are the only ones allowed, one after the other. Compiled once for a request by any thread; each answer's state
+tokens are the only ones allowed, one after the other. A reasoning that begins anew has what the ones before it left.
+Compiled once for a request by any thread; each answer's state
 belongs to the scheduler thread.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import codecs
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamaserve.constraint import Constraint, TokenConstraint
+from llamaserve.constraint import Constraint, MaskFiller, TokenConstraint
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest
 
@@ -62,6 +64,19 @@ class _State(enum.Enum):
     FORCING = enum.auto()
     """The end of the reasoning is being written."""
     DONE = enum.auto()
+    """Nothing can begin another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InnerFiller:
+    """A MaskFiller for answers whose inner restrictions have one."""
+
+    filler: MaskFiller
+
+    def fill(self, constraints: Sequence[TokenConstraint]) -> None:
+        """As ``filler`` does for the inner restrictions."""
+        inner = [constraint.inner for constraint in constraints if isinstance(constraint, _Counted)]
+        self.filler.fill([constraint for constraint in inner if constraint is not None])
 
 
 class _Counted:
@@ -69,7 +84,7 @@ class _Counted:
 
     def __init__(self, budget: ReasoningBudget, inner: TokenConstraint | None) -> None:
         self._budget = budget
-        self._inner = inner
+        self.inner = inner
         self._state = _State.COUNTING if budget.marks.is_begun or not budget.marks.start else _State.WAITING
         self._n_left = budget.n_tokens
         self._n_forced = 0
@@ -82,16 +97,17 @@ class _Counted:
         """The next token of the end, once the tokens are spent; else what the inner restriction says."""
         if self._state is _State.FORCING:
             return self._budget.end_masks[self._n_forced]
-        return None if self._inner is None else self._inner.mask()
+        return None if self.inner is None else self.inner.mask()
 
     def accept(self, token: int) -> None:
         """Count it."""
-        if self._inner is not None:
-            self._inner.accept(token)
+        if self.inner is not None:
+            self.inner.accept(token)
         if self._state is _State.FORCING:
             self._n_forced += 1
             if self._n_forced == len(self._budget.end_tokens):
-                self._state = _State.DONE
+                self._n_forced = 0
+                self._state = self._after_the_end
         elif self._state is not _State.DONE:
             self._read(self._budget.vocab.detokenize([token], special=True))
 
@@ -101,12 +117,16 @@ class _Counted:
         text = self._text + piece
         self._characters.decode(piece)
         if waited_for in text:
-            self._state = _State.COUNTING if self._state is _State.WAITING else _State.DONE
+            self._state = _State.COUNTING if self._state is _State.WAITING else self._after_the_end
             self._text = b""
         else:
             self._text = text[-len(waited_for) :]
             self._n_left -= self._state is _State.COUNTING
         self._force_if_spent()
+
+    @property
+    def _after_the_end(self) -> _State:
+        return _State.WAITING if self._budget.marks.start else _State.DONE
 
     def _force_if_spent(self) -> None:
         # Not in the middle of a character.
@@ -117,9 +137,10 @@ class _Counted:
     @property
     def is_complete(self) -> bool:
         """As the inner restriction says."""
-        return self._inner is not None and self._state is not _State.FORCING and self._inner.is_complete
+        return self.inner is not None and self._state is not _State.FORCING and self.inner.is_complete
 
     @property
-    def filler(self) -> None:
-        """Nobody: masks are computed one by one here."""
-        return None
+    def filler(self) -> MaskFiller | None:
+        """Whoever fills the inner restriction's masks, unless that has no say now."""
+        inner = None if self.inner is None or self._state is _State.FORCING else self.inner.filler
+        return None if inner is None else _InnerFiller(inner)

@@ -64,7 +64,8 @@ def _read_tools(tools: object) -> Sequence[Tool]:
         function = cast("Tool", tool["function"])
         name = function["name"]
         if name in names:
-            raise BadRequest(f"tools[{index}].function.name is {shown(name)}: another tool has it", "tools")
+            path = f"tools[{index}].function.name"
+            raise BadRequest(f"{path} is {shown(name)}: another tool has it", path)
         names.add(name)
         n_values += _count_values(function["parameters"], f"tools[{index}].function.parameters", 1)
     if n_values > MAX_SCHEMA_VALUES:
@@ -77,8 +78,8 @@ def _read_tools(tools: object) -> Sequence[Tool]:
 
 def _read_tool(tool: object, path: str) -> Tool:
     fields = _object(tool, path)
-    kind = fields.get("type", "function")
-    if kind != "function":
+    kind = fields.get("type")
+    if kind not in (None, "function"):
         raise BadRequest(f"{path}.type is {shown(kind)}: only 'function' is supported", f"{path}.type")
     function = _object(fields.get("function"), f"{path}.function")
     name = function.get("name")
@@ -101,13 +102,13 @@ def _read_tool(tool: object, path: str) -> Tool:
 
 
 def _parameters(parameters: object, path: str) -> Mapping[str, object]:
-    schema = _object(parameters, path)
+    given = _object(parameters, path)
+    schema = {name: value for name, value in given.items() if value is not None or name not in ("type", "properties")}
     kind = schema.get("type", "object")
     if kind != "object":
         raise BadRequest(f"{path}.type is {shown(kind)}: a function's parameters must be an 'object'", f"{path}.type")
-    properties = schema.get("properties")
-    if properties is not None:
-        _object(properties, f"{path}.properties")
+    if "properties" in schema:
+        _object(schema["properties"], f"{path}.properties")
     return schema if "type" in schema or not schema else {"type": "object", **schema}
 
 
@@ -149,8 +150,8 @@ def _read_choice(choice: object, names: Sequence[str]) -> tuple[Sequence[str], b
 def _allowed_tools(choice: Mapping[str, object], names: Sequence[str]) -> tuple[Sequence[str], bool]:
     path = "tool_choice.allowed_tools"
     allowed = _object(choice.get("allowed_tools"), path)
-    mode = allowed.get("mode", "auto")
-    if mode not in ("auto", "required"):
+    mode = allowed.get("mode")
+    if mode not in (None, "auto", "required"):
         raise BadRequest(f"{path}.mode is {shown(mode)}: it must be 'auto' or 'required'", f"{path}.mode")
     tools = allowed.get("tools")
     if isinstance(tools, str) or not isinstance(tools, Sequence) or not tools:

@@ -149,6 +149,16 @@ class Inbox:
             for entry in entries:
                 self._commands.put(entry)
 
+    def check_room(self, now: float) -> None:
+        """Raises QueueFull, and counts a refusal, when no request could come in now (clock seconds)."""
+        with self._lock:
+            try:
+                self._limits.check_room()
+            except QueueFull as error:
+                error.retry_after_s = self.drain.retry_after_s(now)
+                self._n_rejected += 1
+                raise
+
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live. Stops the running step if it now works for nobody."""
         with self._lock:

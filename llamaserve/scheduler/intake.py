@@ -29,10 +29,11 @@ def take_token(
     text = ""
     if not is_eog:
         work.generated.append(token)
-        text = work.text.push(output.piece or work.request.visible_tokens.get(token, b""))
+        text = _in_lines(work, work.text.push(output.piece or work.request.visible_tokens.get(token, b"")), now)
     reason = finish_reason(
         is_eog=is_eog,
         is_stopped=work.text.stop_sequence is not None,
+        is_line_over=work.lines is not None and work.lines.is_over,
         n_generated=work.n_generated,
         max_tokens=work.request.max_tokens,
         n_prompt=work.n_prompt,
@@ -40,11 +41,18 @@ def take_token(
         is_complete=is_complete,
     )
     if reason is not None:
-        text += work.text.flush()
+        text += _in_lines(work, work.text.flush(), now)
     if is_eog:
         return Intake(TextDelta(text, ()) if text else None, reason)
     logprobs = () if work.request.logprobs is None else tuple(starmap(TokenLogprob, output.scores[-1:]))
     return Intake(TextDelta(text, (token,), logprobs), reason)
+
+
+def _in_lines(work: Work, text: str, now: float) -> str:
+    """What of the text the limits of its lines leave."""
+    if work.lines is None or work.first_token_at is None:
+        return text
+    return work.lines.take(text, now - work.first_token_at)
 
 
 def prompt_logprobs(work: Work) -> PromptLogprobs:

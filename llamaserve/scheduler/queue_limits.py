@@ -62,6 +62,12 @@ class QueueLimits:
         self._waiting.update(comers)
         self._n_tokens += n_tokens
 
+    def check_room(self) -> None:
+        """Raises QueueFull when as many wait as may, so that no request can come in."""
+        n_behind = len(self._waiting) - max(0, self._n_slots - len(self._begun))
+        if self._max_requests and n_behind >= self._max_requests:
+            raise QueueFull(self._max_requests)
+
     def begin(self, request_id: str) -> None:
         """It has a slot. Nothing happens if it has left already: a cancellation came first."""
         n_tokens = self._waiting.pop(request_id, None)

@@ -125,6 +125,10 @@ class Scheduler:
         now = self._clock()
         self._inbox.submit(*(Submit(request, prompt_of(request), now, timeout_s) for request in requests))
 
+    def check_room(self) -> None:
+        """Raises QueueFull when no request could come in now, for whoever has work to do before ``submit``."""
+        self._inbox.check_room(self._clock())
+
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request, waiting (S53) or running; whether it was live. It ends with
         Failed(Cancelled) unless it finishes before the next tick."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
 from llamaserve.engine.port import PromptPiece, Score
 from llamaserve.request import GenerationRequest
+from llamaserve.text.line_limits import LineLimits
 from llamaserve.text.token_text import TokenText
 
 
@@ -42,6 +43,7 @@ class Work:
         "generated",
         "is_recomputing",
         "last_token_at",
+        "lines",
         "n_cached",
         "n_decoded",
         "n_fed",
@@ -77,6 +79,9 @@ class Work:
         """Tokens it draws at most; the last of them ends it whatever it is."""
         self.generated: list[int] = []
         self.text = TokenText(request.stop)
+        has_line_limits = request.min_indent > 0 or request.max_decode_s is not None
+        self.lines = LineLimits(request.min_indent, request.max_decode_s) if has_line_limits else None
+        """What ends its text at a line, if anything may."""
         self.constraint = None if request.constraint is None else request.constraint.begin()
         self.prompt_scores: list[Score] = []
         """Of the tokens of the prompt, as far as it is computed, for a request that asked."""

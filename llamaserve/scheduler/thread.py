@@ -56,6 +56,10 @@ class SchedulerThread:
         self._start()
         self._scheduler.submit(*requests, timeout_s=timeout_s)
 
+    def check_room(self) -> None:
+        """Raises QueueFull when no request could come in now."""
+        self._scheduler.check_room()
+
     def cancel(self, request_id: str) -> bool:
         """Ask for the end of a request; whether it was live."""
         return not self._is_forked and self._scheduler.cancel(request_id)

@@ -6,9 +6,14 @@ take memory for as long as somebody sends.
 
 from __future__ import annotations
 
+import logging
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from llamaserve.api.openai.errors import http_error_response
+from llamaserve.server.middleware import REQUEST_ID_HEADER, choose_request_id
+
+logger = logging.getLogger("llamaserve.http")
 
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
@@ -85,18 +90,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Refuse what cannot be a request, or is too large a one, and close the connection."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            self.transport.write(self._refusal())
+            self._refuse()
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # now: what the application says after this belongs to no answer
             cycle.message_event.set()
         self.transport.close()
 
-    def _refusal(self) -> bytes:
+    def _refuse(self) -> None:
         if self._is_head_too_large:
             status, reason = 431, b"Request Header Fields Too Large"
             message = f"a request may have {MAX_HEADERS} headers, and {MAX_HEAD_BYTES} bytes before its body"
         else:
             status, reason, message = 400, b"Bad Request", "the request is not valid HTTP"
-        response = http_error_response(status, message, {"connection": "close"})
+        request_id = choose_request_id(None)  # the client's own would be in a head that nobody reads
+        response = http_error_response(status, message, {"connection": "close", REQUEST_ID_HEADER: request_id})
         lines = [name + b": " + value for name, value in response.raw_headers]
-        return b"\r\n".join([b"HTTP/1.1 %d %s" % (status, reason), *lines, b"", bytes(response.body)])
+        self.transport.write(b"\r\n".join([b"HTTP/1.1 %d %s" % (status, reason), *lines, b"", bytes(response.body)]))
+        logger.info("(not a request) %d %s id=%s", status, message, request_id)

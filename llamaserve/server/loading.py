@@ -82,7 +82,8 @@ class ServiceLoader:
     def _fail(self, error: Exception) -> None:
         with self._lock:
             is_wanted = not self._is_closing
-            self._why_down = f"the model could not be loaded: {error}"
+            # Not the error itself, which may name files of this machine: anybody may ask for the health.
+            self._why_down = "the model could not be loaded; the server's log says why"
         if is_wanted:
             if not isinstance(error, LlamaServeError):  # a bug or a broken machine: its place matters
                 logger.error("unexpected error while loading the model", exc_info=error)

@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+from llamaserve.api.native.native_prompts import native_prompt_tokens
 from llamaserve.api.openai.body import ChatBody, CompletionBody, decode_body
 from llamaserve.api.openai.choices import choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
@@ -225,8 +226,8 @@ def test_other_servers_words_for_off_and_random_mean_the_same() -> None:
         ({"temperature": 101}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
         ({"min_p": -0.1}, "min_p"),
-        ({"seed": -2}, "seed"),
-        ({"seed": 2**40}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"seed": 2**64}, "seed"),
         ({"top_k": 2**31}, "top_k"),
         ({"repeat_penalty": 0}, "repeat_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
@@ -289,15 +290,16 @@ def test_a_completion_prompt_is_text_or_token_ids_or_a_list_of_one() -> None:
 
 
 class CountingVocabulary(FakeVocabulary):
-    """Eight characters a token; keeps how much text it was asked to tokenise."""
+    """Eight characters a token, or so many; keeps how much text it was asked to tokenise."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_per_token: int = 8) -> None:
         super().__init__()
+        self.n_per_token = n_per_token
         self.n_characters = 0
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         self.n_characters += len(text)
-        return [1] * (len(text) // 8 + 1)
+        return [1] * (len(text) // self.n_per_token + 1)
 
 
 def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -> None:
@@ -309,8 +311,83 @@ def test_a_text_far_over_the_context_is_refused_before_it_is_tokenised_whole() -
 
 
 def test_a_long_text_that_may_fit_is_tokenised_whole() -> None:
-    (tokens,) = tokens_of("x" * (9 * N_CTX), CountingVocabulary())
-    assert len(tokens) == 9 * N_CTX // 8 + 1
+    (tokens,) = tokens_of("x" * (9 * N_CTX), CountingVocabulary(16))
+    assert len(tokens) == 9 * N_CTX // 16 + 1
+
+
+def test_no_prompt_is_tokenised_behind_one_that_does_not_fit() -> None:
+    vocab = CountingVocabulary()
+    n_long = 8 * N_CTX
+    with pytest.raises(PromptTooLong):
+        tokens_of(["short", "x" * n_long, *["y" * n_long] * 100], vocab)
+    assert vocab.n_characters == len("short") + n_long
+    (tokens,) = tokens_of("x" * (n_long - 9), vocab)
+    assert len(tokens) == N_CTX - 1
+
+
+def test_a_seed_of_64_bits_stands_for_one_of_llama_cpps() -> None:
+    seeds = [0, 2**32 - 2, 2**32, -2, 2**63 - 1, -(2**63), 2**64 - 1]
+    assert [sampling(seed=seed).seed for seed in seeds] == [seed % (2**32 - 1) for seed in seeds]
+    assert sampling(seed=5).seed == 5
+    assert [sampling(seed=seed).seed for seed in (-1, 2**32 - 1)] == [None, None]
+
+
+def test_what_belongs_in_front_of_a_text_can_be_left_out() -> None:
+    body = completion(prompt=["hi", [1]], add_special_tokens=False)
+    planned = plan_prompts(split_prompts(body), body, FakeVocabulary(), N_CTX)
+    assert [prompt.tokens for prompt in planned] == [tuple(b"hi"), (1,)]
+    assert native_prompt_tokens("hi", FakeVocabulary(), N_CTX, add_special=False) == tuple(b"hi")
+    with pytest.raises(BadRequest, match="add_special_tokens is True"):
+        chat([{"role": "user", "content": "x"}], add_special_tokens=True)
+    chat([{"role": "user", "content": "x"}], add_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"grammar_lazy": True},
+        {"grammar_triggers": [{"type": 0, "value": "<"}]},
+        {"parse_tool_calls": False},
+        {"reasoning_budget_message": "enough"},
+        {"include_reasoning": False},
+        {"separate_reasoning": False},
+        {"thinking": {"type": "disabled"}},
+        {"enable_thinking": False},
+        {"documents": [{"text": "a"}]},
+        {"stop_regex": "a+"},
+        {"min_new_tokens": 1},
+        {"max_new_tokens": 5},
+        {"return_tokens_as_token_ids": True},
+        {"no_stop_trim": True},
+        {"verbose": True},
+    ],
+    ids=str,
+)
+def test_what_other_servers_would_do_is_refused_by_name_and_its_default_is_not(
+    fields: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    (name,) = fields
+    for make in (completion, lambda **given: chat([{"role": "user", "content": "x"}], **given)):
+        with pytest.raises(BadRequest, match=f"^{name} is ") as caught:
+            make(**fields)
+        assert caught.value.param == name
+        for default in UNHONOURED_FIELDS[name]:
+            make(**{name: default})
+    assert not caplog.records
+
+
+def test_texts_and_ids_of_one_prompt_are_counted_as_they_come() -> None:
+    vocab = CountingVocabulary()
+    with pytest.raises(PromptTooLong):
+        native_prompt_tokens([1, *["x" * 80] * N_CTX], vocab, N_CTX)
+    assert vocab.n_characters < 9 * N_CTX
+
+
+def test_the_texts_of_a_bias_are_counted_before_they_are_tokenised() -> None:
+    vocab = CountingVocabulary()
+    with pytest.raises(BadSampler, match="65792 characters"):
+        sampling_params(completion(logit_bias=[["w" * 256, 1]] * 257), vocab)
+    assert vocab.n_characters == 0
 
 
 @pytest.mark.parametrize("prompt", ["", [], [""], [[]], ["a", ""], [[1], []]], ids=str)

@@ -218,6 +218,7 @@ def test_options_reach_the_template() -> None:
     )
     assert prepared()[1] == PLAIN_CHAT
     assert prepared(reasoning_format="deepseek", reasoning_effort="none")[1] == ChatOptions(enable_thinking=False)
+    assert prepared(chat_template_kwargs={"enable_thinking": None})[1] == ChatOptions()
 
 
 def test_a_begun_answer_is_gone_on_with() -> None:

@@ -268,27 +268,28 @@ def test_a_body_beyond_the_limit_is_refused_before_it_is_read(attacked: Attacked
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("headers", "status"),
     [
-        {"Content-Type": "text/html"},
-        {"Content-Type": "application/xml; charset=utf-16"},
-        {"Content-Type": "x" * 10_000},
-        {"Content-Encoding": "gzip"},
-        {"X-Session-Id": "s" * 10_000},
-        {"X-Request-Timeout": "1e5"},
-        {"X-Request-Timeout": "9" * 10_000},
-        {"X-Request-Timeout": "NaN"},
-        {"X-Priority": "p" * 10_000},
-        {"X-Request-Id": "r" * 10_000},
-        {"X-Request-Id": "a b: c"},
-        {"Authorization": "Bearer " + "k" * 10_000},
+        ({"Content-Type": "text/html"}, 200),
+        ({"Content-Type": "application/xml; charset=utf-16"}, 200),
+        ({"Content-Type": "x" * 10_000}, 200),
+        ({"Content-Encoding": "gzip"}, 200),
+        ({"X-Session-Id": "s" * 10_000}, 400),
+        ({"X-Request-Timeout": "1e5"}, 400),
+        ({"X-Request-Timeout": "9" * 10_000}, 400),
+        ({"X-Request-Timeout": "NaN"}, 400),
+        ({"X-Priority": "p" * 10_000}, 200),
+        ({"X-Request-Id": "r" * 10_000}, 200),
+        ({"X-Request-Id": "a b: c"}, 200),
+        ({"Authorization": "Bearer " + "k" * 10_000}, 200),
     ],
+    ids=range(12),
 )
-def test_odd_headers_are_refused_or_taken_for_nothing(attacked: Attacked, headers: dict[str, str]) -> None:
+def test_odd_headers_are_refused_or_taken_for_nothing(attacked: Attacked, headers: dict[str, str], status: int) -> None:
     """Never a failure; the content type is not looked at, since many clients send none or a wrong one."""
     begun = time.monotonic()
     response = attacked.served.client.post("/v1/completions", content=completion(max_tokens=1), headers=headers)
-    assert response.status_code in (200, 400)
+    assert response.status_code == status
     assert len(response.headers["x-request-id"]) <= 128
     assert time.monotonic() - begun < SOON_S
 
@@ -316,7 +317,7 @@ def test_odd_addresses_are_a_4xx(attacked: Attacked, path: str) -> None:
 @pytest.mark.parametrize("method", ["DELETE", "PUT", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
 def test_other_methods_are_refused(attacked: Attacked, method: str) -> None:
     for path in ("/v1/completions", "/health", "/props"):
-        assert attacked.served.client.request(method, path).status_code in (400, 405)
+        assert attacked.served.client.request(method, path).status_code == 405
 
 
 @contextmanager

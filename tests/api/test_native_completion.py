@@ -12,8 +12,8 @@ from llamaserve.api.native.infill import PLAIN_SEPARATOR
 from llamaserve.api.native.native_answers import NativeAnswer, NativePlan, NativeStream
 from llamaserve.api.openai.answer_plan import AnswerHead, AnswerPlan, PlannedPrompt
 from llamaserve.api.openai.shown import Shown
-from llamaserve.config import SchedulerConfig
-from llamaserve.engine.fake import BOS, FakeEngine, FakeVocabulary, scripted
+from llamaserve.config import HttpConfig, SchedulerConfig
+from llamaserve.engine.fake import BOS, EOS, FakeEngine, FakeVocabulary, scripted
 from llamaserve.engine.port import FimTokens
 from llamaserve.request import Finished, FinishReason, GenerationRequest, TextDelta, Timings, TokenLogprob
 from tests.api.conftest import REPLIES
@@ -194,10 +194,11 @@ def test_a_stream_of_several_prompts_tells_them_apart(served: Served) -> None:
         ({"prompt": [2**70, "a"]}, "prompt"),
         ({"prompt": {"prompt_string": "a", "multimodal_data": ["aGk="]}}, "prompt"),
         ({"prompt": "a", "n_predict": -2}, "n_predict"),
-        ({"prompt": "a", "id_slot": 1}, "id_slot"),
-        ({"prompt": "a", "n_indent": 4}, "n_indent"),
+        ({"prompt": "a", "n_indent": -1}, "n_indent"),
         ({"prompt": "a", "post_sampling_probs": True}, "post_sampling_probs"),
-        ({"prompt": "a", "t_max_predict_ms": 5}, "t_max_predict_ms"),
+        ({"prompt": "a", "t_max_predict_ms": -2}, "t_max_predict_ms"),
+        ({"prompt": "a", "samplers": ["top_k", "infill"]}, "samplers"),
+        ({"prompt": "a", "logprobs": 101}, "logprobs"),
         ({"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "lora"),
         ({"prompt": "a", "n_probs": -1}, "n_probs"),
         ({"prompt": "a", "response_fields": "content"}, "response_fields"),
@@ -212,6 +213,49 @@ def test_what_cannot_be_honoured_is_refused_by_name(served: Served, fields: dict
 
 def test_values_that_ask_for_nothing_are_taken(served: Served) -> None:
     post(served, prompt="Hello", id_slot=-1, n_keep=4, n_discard=0, t_max_predict_ms=0, lora=[], response_fields=[])
+    post(served, prompt="Hello", id_slot=2, t_max_predict_ms=-1, t_max_prompt_ms=500, n_indent=0, logprobs=0)
+
+
+def test_no_token_is_drawn_where_none_is_asked_for(served: Served) -> None:
+    answer = post(served, prompt="Hello", n_predict=0, cache_prompt=False)
+    assert (answer["content"], answer["tokens_predicted"], answer["tokens_evaluated"]) == ("", 0, 6)
+    assert answer["stop_type"] == "limit"
+    (last,) = events(served, prompt="Hello", n_predict=0)
+    assert (last["stop"], last["tokens_predicted"]) == (True, 0)
+
+
+def test_logprobs_is_another_name_of_n_probs(served: Served) -> None:
+    settings = post(served, prompt="Hello", logprobs=3)["generation_settings"]
+    assert isinstance(settings, dict)
+    assert settings["n_probs"] == 3
+    settings = post(served, prompt="Hello", logprobs=3, n_probs=0)["generation_settings"]
+    assert isinstance(settings, dict)
+    assert settings["n_probs"] == 0
+
+
+CODE = " x:\n    y = 1\n    return y\n\nprint(1)\n"
+
+
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_a_text_ends_before_a_line_that_is_indented_too_little(lookahead: bool) -> None:
+    engine = FakeEngine(n_ctx=512, continuation=scripted({"if": CODE}))
+    with serving(engine, scheduler=SchedulerConfig(lookahead=lookahead)) as served:
+        answer = post(served, prompt="if", n_indent=4)
+        assert (answer["content"], answer["stop_type"]) == (" x:\n    y = 1\n    return y\n", "limit")
+        *partial, last = events(served, prompt="if", n_indent=4)
+        assert "".join(str(chunk["content"]) for chunk in partial) == answer["content"]
+        assert last["stop_type"] == "limit"
+        assert post(served, prompt="if", n_indent=4, n_predict=6)["content"] == " x:\n  "
+        assert post(served, prompt="if")["content"] == CODE
+
+
+def test_after_its_time_a_text_ends_with_the_next_line() -> None:
+    engine = FakeEngine(n_ctx=512, step_s=0.005, continuation=scripted({"if": "one two three four\nfive\nsix"}))
+    with serving(engine) as served:
+        answer = post(served, prompt="if", t_max_predict_ms=20)
+        assert (answer["content"], answer["stop_type"]) == ("one two three four\n", "limit")
+        answer = post(served, prompt="if", t_max_predict_ms=10_000)
+        assert answer["content"] == "one two three four\nfive\nsix"
 
 
 def test_only_the_fields_asked_for_are_sent(served: Served) -> None:
@@ -320,6 +364,141 @@ def test_infill_leaves_out_the_first_files_where_not_all_fit() -> None:
 def test_infill_names_what_is_missing(filling: Served, fields: dict[str, object], param: str) -> None:
     response = filling.client.post("/infill", json=fields)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def test_a_file_that_never_fits_is_left_out_too_with_all_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are those before it tokenised."""
+    texts: list[str] = []
+    with serving(FakeEngine(n_ctx=128, fim_tokens=FULL_FIM), http=HttpConfig()) as served:
+        tokenize = served.service.vocab.tokenize
+
+        def watched(text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+            texts.append(text)
+            return tokenize(text, add_special=add_special, parse_special=parse_special)
+
+        monkeypatch.setattr(served.service.vocab, "tokenize", watched)
+        extra = [{"filename": "early", "text": "E"}, {"text": "X" * 100_000}, {"filename": "late", "text": "L"}]
+        shown = prompt_of(served, input_extra=extra)
+    assert "\x05late\nL\x05filename" in shown
+    assert "X" not in shown
+    assert not any(text.startswith("early") for text in texts)
+
+
+def test_other_files_leave_room_for_a_text_of_any_length() -> None:
+    extra = [{"filename": str(index), "text": "x" * 20} for index in range(20)]
+    with serving(FakeEngine(n_ctx=256, fim_tokens=FULL_FIM)) as served:
+        answer = post(served, "/infill", input_prefix="a", input_suffix="b", input_extra=extra)
+        assert 128 < int(str(answer["tokens_evaluated"])) <= 256 * 3 // 4
+        assert int(str(answer["tokens_predicted"])) >= 256 // 4
+
+
+# What editors send, as their sources have it.
+
+LLAMA_VIM_FIELDS = [
+    "content",
+    *(f"timings/prompt_{name}" for name in ("n", "ms", "per_token_ms", "per_second")),
+    *(f"timings/predicted_{name}" for name in ("n", "ms", "per_token_ms", "per_second")),
+    "truncated",
+    "tokens_cached",
+]
+LLAMA_VIM_EXTRA = [{"text": "import os\n", "time": [1733, 12], "filename": "other.py"}]
+LLAMA_VIM = {
+    "id_slot": 0,
+    "input_prefix": "def f(",
+    "input_suffix": "):\n",
+    "input_extra": LLAMA_VIM_EXTRA,
+    "prompt": "    ",
+    "n_predict": 24,
+    "stop": [],
+    "n_indent": 4,
+    "top_k": 40,
+    "top_p": 0.90,
+    "samplers": ["top_k", "top_p", "infill"],
+    "stream": False,
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 1000,
+    "response_fields": LLAMA_VIM_FIELDS,
+}
+LLAMA_VIM_WARM_UP = {
+    "id_slot": 0,
+    "input_prefix": "",
+    "input_suffix": "",
+    "input_extra": LLAMA_VIM_EXTRA,
+    "prompt": "",
+    "n_predict": 0,
+    "temperature": 0.0,
+    "samplers": [],
+    "stream": False,
+    "cache_prompt": True,
+    "t_max_prompt_ms": 1,
+    "t_max_predict_ms": 1,
+    "response_fields": [""],
+}
+LLAMA_VSCODE = {
+    "input_prefix": "def f(",
+    "input_suffix": "):\n",
+    "input_extra": [{"text": "import os\n", "time": 1733000000, "filename": "other.py"}],
+    "prompt": "    ",
+    "n_predict": 24,
+    "top_k": 40,
+    "top_p": 0.99,
+    "stream": False,
+    "n_indent": 4,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 500,
+    "t_max_predict_ms": 2500,
+}
+LLAMA_VSCODE_WARM_UP = {
+    "input_prefix": "",
+    "input_suffix": "",
+    "input_extra": [{"text": "import os\n", "time": 1733000000, "filename": "other.py"}],
+    "prompt": "",
+    "n_predict": 1,
+    "top_k": 40,
+    "top_p": 0.99,
+    "stream": False,
+    "samplers": ["temperature"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 1,
+    "t_max_predict_ms": 1,
+}
+
+
+FILLED_IN = b"a\n    b\nc"
+
+
+def fill_in(tokens: Sequence[int]) -> int:
+    """Every gap with a line, another one below it, and a line of something else."""
+    n_drawn = list(reversed(tokens)).index(FULL_FIM.middle)
+    return FILLED_IN[n_drawn] if n_drawn < len(FILLED_IN) else EOS
+
+
+@pytest.fixture
+def editing() -> Generator[Served, None, None]:
+    with serving(FakeEngine(n_ctx=512, fim_tokens=FULL_FIM, continuation=fill_in)) as running:
+        yield running
+
+
+def test_llama_vim_gets_what_it_asks_for(editing: Served, caplog: pytest.LogCaptureFixture) -> None:
+    assert editing.client.post("/infill", json=LLAMA_VIM_WARM_UP).json() == {}
+    answer = post(editing, "/infill", **LLAMA_VIM)
+    assert list(answer) == LLAMA_VIM_FIELDS
+    assert answer["content"] == "a\n    b\n"
+    assert (answer["truncated"], answer["timings/predicted_n"]) == (False, len(FILLED_IN))
+    # The other file was computed by the request before: what follows it is the gap.
+    assert int(str(answer["tokens_cached"])) > len("import os\n")
+    post(editing, "/infill", **LLAMA_VIM)
+    assert [m for m in caplog.messages if "has no effect" in m] == [
+        "request field 'samplers: infill' has no effect here"
+    ]
+
+
+def test_llama_vscode_gets_what_it_asks_for(editing: Served) -> None:
+    assert post(editing, "/infill", **LLAMA_VSCODE_WARM_UP)["tokens_predicted"] == 1
+    answer = post(editing, "/infill", **LLAMA_VSCODE)
+    assert (answer["content"], list(answer)) == ("a\n    b\n", FINAL_FIELDS)
 
 
 def test_infill_is_not_supported_by_a_model_without_the_tokens(served: Served) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
-from llamaserve.api.native.tokens import MAX_CHARACTERS, MAX_TOKENS
+from llamaserve.api.native.tokens import MAX_CHARACTERS, MAX_PIECES, MAX_TOKENS
 from llamaserve.config import HttpConfig
 from llamaserve.engine.fake import BOS, EOS, N_VOCAB, FakeEngine
 from llamaserve.service import Service
@@ -59,8 +61,44 @@ def test_pieces_are_text_or_bytes_where_they_are_no_characters(served: Served) -
 
 
 def test_tokens_become_a_text(served: Served) -> None:
-    assert post(served, "/detokenize", tokens=[*"é".encode(), EOS, 0xFF]) == {"content": "é<eos>\ufffd"}
-    assert post(served, "/detokenize", tokens=[]) == {"content": ""}
+    assert post(served, "/detokenize", tokens=[*"é".encode(), EOS, 0xFF]) == {
+        "content": "é<eos>\ufffd",
+        "prompt": "é<eos>\ufffd",
+    }
+    assert post(served, "/detokenize", tokens=[]) == {"content": "", "prompt": ""}
+
+
+def test_a_text_becomes_tokens_in_vllms_words_too(served: Served) -> None:
+    n_ctx = served.service.info.n_ctx_seq
+    assert post(served, "/tokenize", prompt="a<eos>") == {"tokens": [BOS, 97, EOS], "count": 3, "max_model_len": n_ctx}
+    assert post(served, "/tokenize", prompt="a", add_special_tokens=False)["tokens"] == [97]
+    assert post(served, "/tokenize", prompt="")["tokens"] == [BOS]
+
+
+def test_a_client_without_a_tokenizer_finds_out_all_it_needs() -> None:
+    """As lm-eval does with tokenizer_backend=remote."""
+    engine = FakeEngine()
+    engine.info.metadata.update(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.chat_template": "{{ messages }}",
+            "tokenizer.ggml.bos_token_id": str(BOS),
+            "tokenizer.ggml.eos_token_id": str(EOS),
+        }
+    )
+    with serving(engine) as served:
+        info = served.client.get("/tokenizer_info").json()
+        assert info == {
+            "tokenizer_class": "gpt2",
+            "model_max_length": served.service.info.n_ctx_seq,
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": None,
+            "unk_token": None,
+            "chat_template": "{{ messages }}",
+        }
+        assert post(served, "/tokenize", prompt=info["eos_token"], add_special_tokens=False)["tokens"] == [EOS]
+        assert post(served, "/detokenize", tokens=[97, 98])["prompt"] == "ab"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +106,9 @@ def test_tokens_become_a_text(served: Served) -> None:
     [
         ("/tokenize", {}, "content"),
         ("/tokenize", {"content": 5}, "content"),
+        ("/tokenize", {"content": "a", "prompt": "a"}, "prompt"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs"),
         ("/tokenize", {"content": [1.5]}, "content[0]"),
         ("/tokenize", {"content": "a", "add_special": "yes"}, "add_special"),
         ("/tokenize", {"content": [N_VOCAB], "with_pieces": True}, "content"),
@@ -152,3 +193,26 @@ def test_props_take_template_and_tokens_from_the_file_and_show_its_name_only(mon
 
 def test_the_models_are_listed_under_llama_servers_path_too(served: Served) -> None:
     assert served.client.get("/models").json() == served.client.get("/v1/models").json()
+
+
+def test_too_many_tokens_are_refused_before_they_are_looked_at() -> None:
+    with serving(FakeEngine(), http=LARGE_BODIES) as served:
+        error = refused(served, "/tokenize", content=[1] * (MAX_TOKENS + 1))
+        assert (str(MAX_TOKENS + 1) in str(error["message"]), error["param"]) == (True, "content")
+        assert len(post(served, "/tokenize", content=[1] * (MAX_PIECES + 1))["tokens"]) == MAX_PIECES + 1  # type: ignore[arg-type]  # a list
+        error = refused(served, "/tokenize", content=["x" * MAX_PIECES, 1], with_pieces=True)
+        assert (str(MAX_PIECES) in str(error["message"]), error["param"]) == (True, "content")
+
+
+def test_answers_about_tokens_are_written_where_they_are_found(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    encode = msgspec.json.encode
+
+    def watched(value: object) -> bytes:
+        threads.append(threading.current_thread().name)
+        return encode(value)
+
+    monkeypatch.setattr(msgspec.json, "encode", watched)
+    post(served, "/tokenize", content="ab", with_pieces=True)
+    post(served, "/detokenize", tokens=[97])
+    assert [name.startswith("llamaserve-prepare") for name in threads] == [True, True]

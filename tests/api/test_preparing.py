@@ -11,11 +11,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from llamaserve.api.body_threads import PREPARING_THREADS
+from llamaserve.api.body_threads import PREPARING_THREADS, WAITING_BODIES
 from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, RenderedChat
+from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, scripted
 from llamaserve.errors import BadTemplate
-from tests.api.served import PATIENCE_S, LineTemplate, Served, serving, wait_until
+from tests.api.served import PATIENCE_S, SMALL_BODIES, LineTemplate, Served, serving, wait_until
 
 N_IMPATIENT = 45
 SLOW = "slow"
@@ -129,3 +130,33 @@ def test_other_routes_are_answered_meanwhile(served: Served, template: GatedTemp
         wait_until(lambda: template.n_running == PREPARING_THREADS)
         assert served.client.get("/health").status_code == 200
         assert served.client.get("/v1/models").status_code == 200
+
+
+def test_a_full_queue_is_answered_before_anything_is_rendered(template: GatedTemplate) -> None:
+    """S48."""
+    engine = FakeEngine(n_slots=1, n_ctx=64_000, step_s=0.01)
+    scheduler = SchedulerConfig(max_queue=1)
+    with serving(engine, template=template, scheduler=scheduler) as served, ThreadPoolExecutor(2) as pool:
+        taken = [pool.submit(served.complete, "a") for _ in range(2)]
+        wait_until(lambda: served.service.stats().queue_depth == 1)
+        response = served.chat(SLOW)
+        assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
+        assert int(response.headers["retry-after"]) >= 1
+        assert (template.n_started, served.service.stats().queue_rejects) == (0, 1)
+        served.service.close()
+        assert {answer.result().status_code for answer in taken} == {503}
+
+
+def test_bodies_that_wait_are_bounded_in_bytes(served: Served, template: GatedTemplate) -> None:
+    filler = "x" * (SMALL_BODIES.max_body_bytes - 200)
+    with ThreadPoolExecutor(2 * WAITING_BODIES) as pool:
+        answers = [pool.submit(served.chat, SLOW, metadata={"filler": filler}) for _ in range(2 * WAITING_BODIES)]
+        wait_until(lambda: sum(answer.done() for answer in answers) == WAITING_BODIES)
+        refused = [answer.result() for answer in answers if answer.done()]
+        assert {response.status_code for response in refused} == {429}
+        assert {response.headers["x-should-retry"] for response in refused} == {"true"}
+        template.is_open.set()
+        assert (
+            sorted(answer.result().status_code for answer in answers) == [400] * WAITING_BODIES + [429] * WAITING_BODIES
+        )
+    assert served.chat("hi", metadata={"filler": filler}).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import time
@@ -124,6 +125,23 @@ def test_a_body_in_chunks_of_one_byte_is_taken(served: Served) -> None:
 def test_what_is_no_http_is_a_400_in_our_shape(served: Served, request_bytes: bytes) -> None:
     status, error, _ = answer_to(served, iter([request_bytes]))
     assert (status, error["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [(b"GARBAGE\r\n\r\n", 400), (POST + b"x-header: y\r\n" * (MAX_HEADERS + 1) + b"\r\n", 431)],
+)
+def test_what_is_refused_before_it_is_a_request_has_an_id_that_the_log_has_too(
+    served: Served, caplog: pytest.LogCaptureFixture, request_bytes: bytes, status: int
+) -> None:
+    caplog.set_level("INFO", logger="llamaserve.http")
+    with connection(served) as opened:
+        opened.sendall(request_bytes)
+        head = b"".join(iter(lambda: _received(opened), b"")).decode().lower()
+    assert head.startswith(f"http/1.1 {status} ")
+    (request_id,) = re.findall(r"x-request-id: (req-[0-9a-f]{24})\r\n", head)
+    (line,) = [message for message in caplog.messages if request_id in message]
+    assert f" {status} " in line
 
 
 def trickle(start: bytes) -> Iterator[bytes]:

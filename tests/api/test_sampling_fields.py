@@ -140,6 +140,9 @@ def test_stops_are_strings_and_tokens() -> None:
     assert (stop_strings(given), stop_tokens(given)) == (("a", "b"), (5, 6))
     assert (stop_strings(body(stop="a")), stop_tokens(body(stop="a"))) == (("a",), ())
     assert (stop_strings(body()), stop_tokens(body())) == ((), ())
+    with pytest.raises(BadRequest, match=r"^stop has 65 tokens") as caught:
+        stop_tokens(body(stop=list(range(65))))
+    assert caught.value.param == "stop"
     with pytest.raises(BadRequest):
         body(stop=[1.5])
 

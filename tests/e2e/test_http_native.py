@@ -12,11 +12,32 @@ TEXT = "The capital of France is"
 def test_a_text_survives_tokens_and_back(http_server: RealServer) -> None:
     client = http_server.client
     tokens = client.post("/tokenize", json={"content": TEXT + " é€🙂<|im_end|>"}).json()["tokens"]
-    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": TEXT + " é€🙂<|im_end|>"}
+    text = TEXT + " é€🙂<|im_end|>"
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": text, "prompt": text}
     pieces = client.post("/tokenize", json={"content": TEXT + " €", "with_pieces": True}).json()["tokens"]
     assert "".join(item["piece"] for item in pieces if isinstance(item["piece"], str)).startswith(TEXT)
     for tokens in ([2**70], [-1], [49152]):
         assert client.post("/detokenize", json={"tokens": tokens}).status_code == 400
+
+
+def test_the_tokenizer_is_described_by_the_model_file(http_server: RealServer) -> None:
+    client = http_server.client
+    info = client.get("/tokenizer_info").json()
+    assert (info["tokenizer_class"], info["eos_token"]) == ("gpt2", "<|im_end|>")
+    assert "message" in info["chat_template"]
+    asked = {"prompt": info["eos_token"], "add_special_tokens": False}
+    assert len(client.post("/tokenize", json=asked).json()["tokens"]) == 1
+
+
+def test_a_text_ends_at_a_line(http_server: RealServer) -> None:
+    asked = {"prompt": "def add(a, b):", "n_predict": 60, "temperature": 0, "ignore_eos": True}
+    whole = http_server.client.post("/completion", json=asked).json()["content"]
+    answer = http_server.client.post("/completion", json={**asked, "n_indent": 1}).json()
+    lines = answer["content"].split("\n")
+    assert whole.startswith(answer["content"])
+    assert whole != answer["content"]
+    assert all(line[:1] in (" ", "\t") for line in lines[1:-1])
+    assert answer["stop_type"] == "limit"
 
 
 def test_props_name_the_file_and_its_tokens(http_server: RealServer) -> None:

@@ -69,6 +69,28 @@ def test_a_plain_conversation_is_rendered_and_its_answer_is_content(name: str, m
     assert read(rendered.make_parser(), [text]) == message
 
 
+ONE_SYSTEM_MESSAGE = {
+    "Apertus-8B-Instruct",
+    "Bielik-11B-v3.0-Instruct",
+    "HuggingFaceTB-SmolLM3-3B",
+    "MiniMax-M1",
+    "Mistral-Small-3.2-24B-Instruct-2506",
+    "Qwen3.5-4B",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "google-gemma-2-2b-it",
+    "openai-gpt-oss-120b",
+}
+"""Some of the templates that refuse a second system message or leave one out."""
+
+
+@pytest.mark.parametrize("name", TEMPLATE_NAMES)
+def test_several_system_messages_are_all_read_once_and_in_their_order(name: str, model: _engine.Model) -> None:
+    messages = [{"role": "system", "content": text} for text in ("first_", "second_", "third_")]
+    prompt = template(name, model).render([*messages, {"role": "user", "content": "question_"}]).prompt
+    assert re.findall("first_|second_|third_|question_", prompt) == ["first_", "second_", "third_", "question_"]
+    assert not (template(name, model).takes_system_messages and name in ONE_SYSTEM_MESSAGE)
+
+
 @pytest.mark.parametrize("name", TEMPLATE_NAMES)
 @pytest.mark.parametrize("options", [WITH_TOOLS, MUST_CALL], ids=["auto", "required"])
 def test_a_call_is_read_whole_and_in_any_two_pieces_and_letter_by_letter(

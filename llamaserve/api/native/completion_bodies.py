@@ -17,6 +17,8 @@ class PromptObject(msgspec.Struct):
 class NativeBody(GenerationBody, kw_only=True):
     """What both take beside a prompt."""
 
+    logprobs: int | None = None
+    """``n_probs``, where that is not given."""
     response_fields: list[str] | None = None
     """Names of the answer's fields to send, ``a/b`` for one inside another; none = all."""
 
@@ -26,6 +28,8 @@ class NativeCompletionBody(NativeBody, kw_only=True):
 
     prompt: str | PromptObject | list[str | int | list[str | int] | PromptObject]
     """A text; token ids and texts in their order; or a list of prompts."""
+    add_special_tokens: bool | None = None
+    """vLLM's: whether what belongs in front of a text is put there; true."""
 
 
 class ExtraText(msgspec.Struct):

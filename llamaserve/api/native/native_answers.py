@@ -123,9 +123,7 @@ def final_object(
         tokens_predicted=finished.completion_tokens,
         tokens_evaluated=finished.prompt_tokens,
         generation_settings=generation_settings(native.requests[index], is_streamed=is_streamed),
-        prompt=native.plan.vocab.detokenize(native.plan.prompt_of(index).tokens, special=True).decode(
-            "utf-8", "replace"
-        ),
+        prompt=native.plan.prompt_of(index).text,
         has_new_line="\n" in text,
         truncated=finished.reason is FinishReason.CONTEXT_EXHAUSTED,
         stop_type=STOP_TYPES[finished.reason],

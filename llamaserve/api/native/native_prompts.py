@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from llamaserve.api.native.completion_bodies import NativeCompletionBody, PromptObject
-from llamaserve.api.openai.tokenizing import check_tokens, tokenize
+from llamaserve.api.openai.tokenizing import check_fits, check_tokens, tokenize
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest, EmptyPrompt
 
@@ -27,10 +27,11 @@ def split_native_prompts(body: NativeCompletionBody) -> Sequence[Prompt]:
     return [[item] if isinstance(item, int) else item for item in given]
 
 
-def native_prompt_tokens(prompt: Prompt, vocab: Vocabulary, n_ctx: int) -> tuple[int, ...]:
-    """The tokens of one prompt. What belongs in front of a text is put there, unless it begins with a token id.
+def native_prompt_tokens(prompt: Prompt, vocab: Vocabulary, n_ctx: int, *, add_special: bool = True) -> tuple[int, ...]:
+    """The tokens of one prompt. What belongs in front of a text is put there, unless it begins with a token id or
+    ``add_special`` is false.
 
-    Raises EmptyPrompt, BadRequest for data that is no text, BadToken, PromptTooLong for a text far over the context.
+    Raises EmptyPrompt, BadRequest for data that is no text, BadToken, PromptTooLong as soon as it does not fit.
     """
     if isinstance(prompt, PromptObject):
         if prompt.multimodal_data:
@@ -45,7 +46,8 @@ def native_prompt_tokens(prompt: Prompt, vocab: Vocabulary, n_ctx: int) -> tuple
     tokens: list[int] = []
     for index, part in enumerate(parts):
         if isinstance(part, str):
-            tokens += tokenize(part, vocab, n_ctx, add_special=index == 0)
+            tokens += tokenize(part, vocab, n_ctx, add_special=add_special and index == 0)
         else:
             tokens.append(part)
+        check_fits(tokens, n_ctx)
     return tuple(tokens)

@@ -1,4 +1,5 @@
-"""``GET /props``: the model and how it is served, in llama-server's shape. Event loop only; never waits for it."""
+"""``GET /props``: the model and how it is served, in llama-server's shape; ``GET /tokenizer_info``: its tokenizer, in
+vLLM's. Event loop only; never waits for it."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llamaserve.api.native.generation_settings import generation_settings
+from llamaserve.api.native.token_bodies import TokenizerInfo
 from llamaserve.engine.port import Vocabulary
 from llamaserve.request import GenerationRequest
 from llamaserve.service import Service
@@ -17,6 +19,9 @@ from llamaserve.service import Service
 TEMPLATE_KEY = "tokenizer.chat_template"
 BOS_KEY = "tokenizer.ggml.bos_token_id"
 EOS_KEY = "tokenizer.ggml.eos_token_id"
+PAD_KEY = "tokenizer.ggml.padding_token_id"
+UNK_KEY = "tokenizer.ggml.unknown_token_id"
+KIND_KEY = "tokenizer.ggml.model"
 
 
 class DefaultSettings(msgspec.Struct):
@@ -56,7 +61,7 @@ class Props(msgspec.Struct):
 
 
 class PropsRoutes:
-    """The route. ``service`` gives the running service and raises EngineDown while there is none."""
+    """The routes. ``service`` gives the running service and raises EngineDown while there is none."""
 
     def __init__(self, service: Callable[[], Service], build_info: str, *, shows_slots: bool) -> None:
         self._service = service
@@ -64,13 +69,20 @@ class PropsRoutes:
         self._shows_slots = shows_slots
 
     def routes(self) -> list[Route]:
-        """The route, for an application's list."""
-        return [Route("/props", self.show, methods=["GET"])]
+        """The routes, for an application's list."""
+        return [
+            Route("/props", self.show, methods=["GET"]),
+            Route("/tokenizer_info", self.show_tokenizer, methods=["GET"]),
+        ]
 
     async def show(self, request: Request) -> Response:
         """Raises EngineDown."""
         props = self.of(self._service())
         return Response(msgspec.json.encode(props), media_type="application/json")
+
+    async def show_tokenizer(self, request: Request) -> Response:
+        """Raises EngineDown."""
+        return Response(msgspec.json.encode(tokenizer_info(self._service())), media_type="application/json")
 
     def of(self, service: Service) -> Props:
         """What a service is."""
@@ -87,6 +99,20 @@ class PropsRoutes:
             build_info=self._build_info,
             endpoint_slots=self._shows_slots,
         )
+
+
+def tokenizer_info(service: Service) -> TokenizerInfo:
+    """The tokenizer of a service's model."""
+    metadata, vocab = service.info.metadata, service.vocab
+    return TokenizerInfo(
+        tokenizer_class=metadata.get(KIND_KEY, ""),
+        model_max_length=service.info.n_ctx_seq,
+        bos_token=_token_text(metadata.get(BOS_KEY), vocab) or None,
+        eos_token=_token_text(metadata.get(EOS_KEY), vocab) or None,
+        pad_token=_token_text(metadata.get(PAD_KEY), vocab) or None,
+        unk_token=_token_text(metadata.get(UNK_KEY), vocab) or None,
+        chat_template=metadata.get(TEMPLATE_KEY),
+    )
 
 
 def _token_text(token: str | None, vocab: Vocabulary) -> str:

@@ -21,11 +21,12 @@ from llamaserve.api.native.token_bodies import (
     TokenizeAnswer,
     TokenizeBody,
 )
-from llamaserve.api.native.tokens import text_of, tokens_of
+from llamaserve.api.native.tokens import text_of, tokenized
 from llamaserve.api.openai.body import decode_body
-from llamaserve.api.openai.chat_prompt import chat_prompt, chat_text
+from llamaserve.api.openai.chat_prompt import chat_text
 from llamaserve.api.openai.fields import UnknownFieldLog
 from llamaserve.api.openai.preparing import check_model
+from llamaserve.api.openai.tokenizing import tokenize
 from llamaserve.service import Service
 
 Answer = Callable[[Service, bytes], msgspec.Struct]
@@ -52,8 +53,8 @@ class TokenRoutes:
 
     def _route(self, path: str, answer: Answer) -> Route:
         async def endpoint(request: Request) -> Response:
-            answered = await self._bodies.prepared(request, partial(answer, self._service()))
-            return Response(msgspec.json.encode(answered), media_type="application/json")
+            encoded = await self._bodies.prepared(request, partial(_encoded, answer, self._service()))
+            return Response(encoded, media_type="application/json")
 
         return computing_route(path, endpoint, self._drain)
 
@@ -61,13 +62,14 @@ class TokenRoutes:
         """The tokens of a text. Raises BadRequest, BadToken."""
         asked = decode_body(body, TokenizeBody, self._unknown_fields)
         check_model(asked.model, service)
-        return TokenizeAnswer(tokens_of(asked, service.vocab))
+        return tokenized(asked, service.vocab, service.info.n_ctx_seq)
 
     def detokenize(self, service: Service, body: bytes) -> DetokenizeAnswer:
         """The text of tokens. Raises BadRequest, BadToken."""
         asked = decode_body(body, DetokenizeBody, self._unknown_fields)
         check_model(asked.model, service)
-        return DetokenizeAnswer(text_of(asked, service.vocab))
+        text = text_of(asked, service.vocab)
+        return DetokenizeAnswer(text, text)
 
     def apply_template(self, service: Service, body: bytes) -> TemplateAnswer:
         """A conversation as the model reads it. Raises BadRequest, BadTemplate, PromptTooLong."""
@@ -80,5 +82,10 @@ class TokenRoutes:
         context."""
         asked = decode_body(body, TemplateBody, self._unknown_fields)
         check_model(asked.model, service)
-        prompt = chat_prompt(asked, service.template, service.vocab, service.info.n_ctx_seq)
-        return InputTokensAnswer(len(prompt.tokens))
+        n_ctx = service.info.n_ctx_seq
+        return InputTokensAnswer(len(tokenize(chat_text(asked, service.template, n_ctx), service.vocab, n_ctx)))
+
+
+def _encoded(answer: Answer, service: Service, body: bytes) -> bytes:
+    """On the preparing thread too: it may be megabytes."""
+    return msgspec.json.encode(answer(service, body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamaserve.api.native.token_bodies import DetokenizeBody, TokenizeBody, TokenPiece
+from llamaserve.api.native.token_bodies import DetokenizeBody, TokenizeAnswer, TokenizeBody, TokenPiece
 from llamaserve.api.openai.tokenizing import check_tokens
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest
@@ -12,17 +12,37 @@ from llamaserve.errors import BadRequest
 MAX_CHARACTERS = 2**20
 """Of the texts of one request; so many take about a second."""
 MAX_TOKENS = 2**20
+MAX_PIECES = 2**17
+"""Tokens that come with their pieces: each is an object."""
+
+
+def tokenized(body: TokenizeBody, vocab: Vocabulary, n_ctx: int) -> TokenizeAnswer:
+    """What a body asks for. Raises BadRequest, BadToken."""
+    if body.prompt is None:
+        return TokenizeAnswer(tokens_of(body, vocab))
+    if body.content is not None:
+        raise BadRequest("content and prompt are both given: they are two names of one thing", "prompt")
+    asked = TokenizeBody(
+        content=body.prompt, add_special=body.add_special_tokens is not False, with_pieces=body.with_pieces
+    )
+    tokens = tokens_of(asked, vocab)
+    return TokenizeAnswer(tokens, len(tokens), n_ctx)
 
 
 def tokens_of(body: TokenizeBody, vocab: Vocabulary) -> list[int | TokenPiece]:
-    """The tokens a body asks for. Raises BadRequest for too much text, BadToken for an id outside the vocabulary."""
+    """The tokens a body asks for. Raises BadRequest for too much text and too many tokens, BadToken for an id outside
+    the vocabulary."""
+    if body.content is None:
+        raise BadRequest("content: this field is required", "content")
     parts = [body.content] if isinstance(body.content, str) else body.content
     n_characters = sum(len(part) for part in parts if isinstance(part, str))
     if n_characters > MAX_CHARACTERS:
         raise BadRequest(f"content has {n_characters} characters: it must have at most {MAX_CHARACTERS}", "content")
+    _check_number("content", len(parts) if isinstance(body.content, list) else 0, MAX_TOKENS)
     tokens = mixed_tokens(
         parts, vocab, add_special=bool(body.add_special), parse_special=body.parse_special is not False
     )
+    _check_number("content", len(tokens), MAX_PIECES if body.with_pieces else MAX_TOKENS)
     check_tokens("content", tokens, vocab)
     if body.with_pieces:
         return [TokenPiece(token, piece_of(token, vocab)) for token in tokens]
@@ -53,7 +73,11 @@ def piece_of(token: int, vocab: Vocabulary) -> str | list[int]:
 
 def text_of(body: DetokenizeBody, vocab: Vocabulary) -> str:
     """The text of a body's tokens, control tokens written out. Raises BadToken, BadRequest for too many."""
-    if len(body.tokens) > MAX_TOKENS:
-        raise BadRequest(f"tokens has {len(body.tokens)} ids: it must have at most {MAX_TOKENS}", "tokens")
+    _check_number("tokens", len(body.tokens), MAX_TOKENS)
     check_tokens("tokens", body.tokens, vocab)
     return vocab.detokenize(body.tokens, special=True).decode("utf-8", "replace")
+
+
+def _check_number(param: str, n_tokens: int, most: int) -> None:
+    if n_tokens > most:
+        raise BadRequest(f"{param} has {n_tokens} tokens: it must have at most {most}", param)

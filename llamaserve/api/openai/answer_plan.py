@@ -28,6 +28,8 @@ class PlannedPrompt:
     tokens: tuple[int, ...]
     echo: str = ""
     """What a completion's text begins with."""
+    text: str = ""
+    """All of it, control tokens written out, for an answer that shows that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class GenerationBody(SamplingFields, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n_predict: int | None = None
+    n_indent: int | None = None
+    t_max_predict_ms: int | None = None
     cache_prompt: bool | None = None
     cache_salt: str | None = None
     session: str | None = None
@@ -71,6 +73,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     prompt: str | list[int | str | list[int]]
     echo: bool | None = None
     suffix: str | None = None
+    add_special_tokens: bool | None = None
     logprobs: int | bool | None = None
 
 

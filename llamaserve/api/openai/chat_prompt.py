@@ -106,7 +106,9 @@ def _variables(body: ChatBody) -> tuple[Mapping[str, object], bool]:
         raise BadRequest(
             f"chat_template_kwargs has {size} bytes: at most {MAX_VARIABLES_BYTES} are allowed", "chat_template_kwargs"
         )
-    enable_thinking = variables.pop("enable_thinking", True)
+    enable_thinking = variables.pop("enable_thinking", None)
+    if enable_thinking is None:
+        enable_thinking = True
     if not isinstance(enable_thinking, bool):
         param = "chat_template_kwargs.enable_thinking"
         raise BadRequest(f"{param} is {shown(enable_thinking)}: it must be true or false", param)

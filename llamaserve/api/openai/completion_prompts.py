@@ -7,7 +7,7 @@ from typing import cast
 
 from llamaserve.api.openai.answer_plan import PlannedPrompt
 from llamaserve.api.openai.body import CompletionBody
-from llamaserve.api.openai.tokenizing import check_tokens, tokenize
+from llamaserve.api.openai.tokenizing import check_fits, check_tokens, tokenize
 from llamaserve.engine.port import FimTokens, Vocabulary
 from llamaserve.errors import BadRequest, EmptyPrompt
 
@@ -41,20 +41,26 @@ def plan_prompts(
 ) -> tuple[PlannedPrompt, ...]:
     """The tokens of a completion's prompts, and what an answer that echoes them begins with.
 
-    Raises BadRequest for a suffix the model or the other fields do not allow, BadToken, PromptTooLong for a text far
-    over the context.
+    Raises BadRequest for a suffix the model or the other fields do not allow, BadToken, and PromptTooLong for the first
+    that does not fit: those behind it are not tokenised.
     """
     fim = _fim_tokens(body, vocab) if body.suffix else None
-    return tuple(_planned(prompt, body, vocab, n_ctx, fim) for prompt in prompts)
+    planned = []
+    for prompt in prompts:
+        planned.append(_planned(prompt, body, vocab, n_ctx, fim))
+        check_fits(planned[-1].tokens, n_ctx)
+    return tuple(planned)
 
 
 def _planned(
     prompt: Prompt, body: CompletionBody, vocab: Vocabulary, n_ctx: int, fim: FimTokens | None
 ) -> PlannedPrompt:
     if fim is not None:
-        return PlannedPrompt(_infill(prompt, body.suffix or "", vocab, n_ctx, fim))
+        has_special = body.add_special_tokens is not False
+        return PlannedPrompt(_infill(prompt, body.suffix or "", vocab, n_ctx, fim, has_special=has_special))
     if isinstance(prompt, str):
-        return PlannedPrompt(tokenize(prompt, vocab, n_ctx), prompt if body.echo else "")
+        tokens = tokenize(prompt, vocab, n_ctx, add_special=body.add_special_tokens is not False)
+        return PlannedPrompt(tokens, prompt if body.echo else "")
     check_tokens("prompt", prompt, vocab)
     echo = vocab.detokenize(prompt, special=False).decode("utf-8", "replace") if body.echo else ""
     return PlannedPrompt(tuple(prompt), echo)
@@ -71,13 +77,15 @@ def _fim_tokens(body: CompletionBody, vocab: Vocabulary) -> FimTokens:
     return vocab.fim_tokens
 
 
-def _infill(prefix: Prompt, suffix: str, vocab: Vocabulary, n_ctx: int, fim: FimTokens) -> tuple[int, ...]:
+def _infill(
+    prefix: Prompt, suffix: str, vocab: Vocabulary, n_ctx: int, fim: FimTokens, *, has_special: bool
+) -> tuple[int, ...]:
     """As llama-server's ``/infill`` without extra context. What stands around the gap is text: no special token is read
     in it."""
 
     def plain(text: str) -> tuple[int, ...]:
         return tokenize(text, vocab, n_ctx, add_special=False, parse_special=False)
 
-    beginning = vocab.tokenize("", add_special=True, parse_special=False)
+    beginning = vocab.tokenize("", add_special=has_special, parse_special=False)
     before = plain(prefix) if isinstance(prefix, str) else prefix
     return (*beginning, fim.prefix, *before, fim.suffix, *plain(suffix), fim.middle)

@@ -29,6 +29,8 @@ HARMLESS_FIELDS = frozenset(
         "n_cache_reuse",
         "n_keep",
         "n_discard",
+        "id_slot",
+        "t_max_prompt_ms",
         "request_id",
         "guided_decoding_backend",
     }
@@ -54,8 +56,25 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "reasoning_budget_tokens": (-1,),
     "thinking_budget_tokens": (-1,),
     "thinking_token_budget": (-1,),
+    "reasoning_budget_message": ("",),
+    "reasoning_budget_start_tag": ("",),
+    "reasoning_budget_end_tag": ("",),
+    "reasoning_budget_end_tags": ([],),
+    "reasoning_control": (False,),
+    "include_reasoning": (True,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+    "thinking": (True, {"type": "enabled"}),
+    "enable_thinking": (True,),
     "verbosity": ("medium",),
+    "verbose": (False,),
     # structured output
+    "grammar_lazy": (False,),
+    "grammar_triggers": ([],),
+    "preserved_tokens": ([],),
+    "parse_tool_calls": (True,),
+    "chat_parser": ("",),
+    "repetition_detection": ({},),
     "guided_whitespace_pattern": ("",),
     "structural_tag": ("",),
     # the chat template
@@ -63,20 +82,32 @@ UNHONOURED_FIELDS: Mapping[str, tuple[object, ...]] = {
     "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
+    "documents": ([],),
+    "generation_prompt": ("",),
+    "add_special_tokens": (False,),
+    "prompt_embeds": ([],),
     # samplers we do not have
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "include_stop_str_in_output": (False,),
+    "stop_regex": ("", []),
+    "no_stop_trim": (False,),
+    "min_new_tokens": (0,),
+    "max_new_tokens": (),
+    "logits_processors": ([],),
+    "custom_logit_processor": ("",),
+    "backend_sampling": (False,),
     # what the answer shows and where it runs
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "response_fields": ([],),
-    "n_indent": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_strs": (False,),
+    "return_hidden_states": (False,),
     "post_sampling_probs": (False,),
     "truncate_prompt_tokens": (-1,),
-    "t_max_predict_ms": (0, -1),
-    "id_slot": (-1,),
     "lora": ([],),
+    "lora_path": ("",),
 }
 """Fields that change the result and that we do not honour, with the values that ask for nothing. Some of them one
 endpoint honours and another does not."""
@@ -85,6 +116,11 @@ INSTEAD: Mapping[str, str] = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "chat_template": "the model's own template is used",
+    "enable_thinking": "use chat_template_kwargs.enable_thinking",
+    "thinking": "use chat_template_kwargs.enable_thinking, or reasoning_effort",
+    "documents": "put them into a message",
+    "min_new_tokens": "use min_tokens",
+    "max_new_tokens": "use max_tokens",
 }
 """What to do about some of them."""
 
@@ -106,7 +142,7 @@ def _is_same(value: object, allowed: object) -> bool:
 
 
 class UnknownFieldLog:
-    """Warns of fields nobody reads, once for each name. Any thread."""
+    """Warns of what has no effect: fields nobody reads, and values that are left out. Once for each. Any thread."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -114,8 +150,14 @@ class UnknownFieldLog:
     def note(self, fields: Mapping[str, object], known: Iterable[str], prefix: str = "") -> None:
         """Warn of the fields that are not null, not ``known``, and in neither of our tables."""
         for name in fields.keys() - set(known) - HARMLESS_FIELDS - UNHONOURED_FIELDS.keys():
-            path = (prefix + name)[:MAX_NAME_LENGTH]
-            if fields[name] is None or path in self._names or len(self._names) >= MAX_NAMES_WARNED:
-                continue
-            self._names.add(path)
-            logger.warning("request field %r is unknown here and has no effect", path)
+            if fields[name] is not None:
+                self._warn((prefix + name)[:MAX_NAME_LENGTH], "request field %r is unknown here and has no effect")
+
+    def note_left_out(self, field: str, value: str) -> None:
+        """Warn of one of the values of a field."""
+        self._warn(f"{field}: {value}", "request field %r has no effect here")
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._names and len(self._names) < MAX_NAMES_WARNED:
+            self._names.add(what)
+            logger.warning(message, what)

@@ -1,4 +1,4 @@
-"""How long a request may take and how urgent it is: from the body or a header. Any thread.
+"""How long a request may take, how urgent it is and where its text ends early: from the body or a header. Any thread.
 
 The body wins. A timeout's header that cannot be read is an error like a field that cannot: a deadline that silently is
 none would be found when it is needed.
@@ -18,7 +18,7 @@ from llamaserve.service import MAX_TIMEOUT_S
 TIMEOUT_HEADER = "x-request-timeout"
 PRIORITY_HEADER = "x-priority"
 NO_PRIORITY = 0
-"""vLLM's default, which many clients send: it asks for nothing."""
+"""vLLM's default, which many clients send: it asks for nothing. There smaller numbers are more urgent."""
 OFF_INTERVALS = (-1, 0)
 """Ping intervals that mean never: llama-server's and ours."""
 _SECONDS = re.compile(r"[0-9]{1,16}(\.[0-9]{0,16})?|\.[0-9]{1,16}")
@@ -43,8 +43,13 @@ def lane(body: GenerationBody, header: str | None, honoured: PriorityHeader, mos
 
     Raises BadRequest when the body names none; a header that names none is Normal (K142).
     """
-    asks_for_nothing = body.priority is None or body.priority == NO_PRIORITY
-    wanted = parse_header(header) if asks_for_nothing else parse_field(body.priority)
+    given = body.priority
+    if given is None or given == NO_PRIORITY:
+        wanted = parse_header(header)
+    elif isinstance(given, int):
+        wanted = Lane.HIGH if given < NO_PRIORITY else Lane.LOW
+    else:
+        wanted = parse_field(given)
     if most_urgent is not None:
         return wanted.at_most(most_urgent)
     if honoured is PriorityHeader.OFF:
@@ -67,6 +72,26 @@ def ping_interval_s(body: GenerationBody, default_s: float) -> float:
             "sse_ping_interval",
         )
     return float(interval)
+
+
+def min_indent(body: GenerationBody) -> int:
+    """Characters of indentation that each further line has at least. Raises BadRequest below 0."""
+    n_indent = body.n_indent or 0
+    if n_indent < 0:
+        raise BadRequest(f"n_indent is {shown(n_indent)}: it must be a whole number of at least 0", "n_indent")
+    return n_indent
+
+
+def max_decode_s(body: GenerationBody) -> float | None:
+    """Seconds from the first token after which the text ends with a line; None for no limit, which is 0 or -1. Raises
+    BadRequest below -1."""
+    limit_ms = body.t_max_predict_ms or 0
+    if limit_ms < -1:
+        raise BadRequest(
+            f"t_max_predict_ms is {shown(limit_ms)}: it must be a whole number of milliseconds, or -1 for no limit",
+            "t_max_predict_ms",
+        )
+    return min(limit_ms, 1000 * MAX_TIMEOUT_S) / 1000 if limit_ms > 0 else None
 
 
 def _checked(name: str, seconds: float | None, given: object) -> float:

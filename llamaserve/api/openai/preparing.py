@@ -14,10 +14,12 @@ from llamaserve.api.openai.chat_prompt import chat_prompt
 from llamaserve.api.openai.choices import check_choices, choice_requests, choices_per_prompt
 from llamaserve.api.openai.completion_prompts import plan_prompts, split_prompts
 from llamaserve.api.openai.fields import UnknownFieldLog
-from llamaserve.api.openai.limits import lane, ping_interval_s, timeout_s
+from llamaserve.api.openai.limits import lane, max_decode_s, min_indent, ping_interval_s, timeout_s
+from llamaserve.api.openai.logprob_limits import check_logprobs
 from llamaserve.api.openai.sampling import max_new_tokens, sampling_params, stop_strings, stop_tokens
 from llamaserve.api.openai.shown import shown_by_chat, shown_by_completion
 from llamaserve.api.openai.structured import chat_constraint, structured_constraint, wanted_grammar
+from llamaserve.api.openai.tokenizing import check_fits
 from llamaserve.chat.prepared import PreparedChat
 from llamaserve.config import HttpConfig
 from llamaserve.constraint import Constraint
@@ -94,6 +96,7 @@ class Preparer:
             wants_boundaries=service.wants_boundaries,
             wants_content_mark=wanted is not None,
         )
+        check_fits(prompt.tokens, service.info.n_ctx_seq)
         planned = (PlannedPrompt(prompt.tokens),)
         plan = AnswerPlan(shown, planned, n_choices, service.vocab, prompt.make_parser)
         constraint = chat_constraint(prompt, wanted, service.grammars, service.vocab)
@@ -116,6 +119,14 @@ class Preparer:
         shown = plan.shown
         # What shows its prompt only needs no model; what does not wants it to be computed, for those who come after.
         is_computed = max_tokens != 0 or shown.n_prompt_logprobs is not None or not shown.has_echo
+        check_logprobs(
+            shown,
+            [len(prompt.tokens) for prompt in prompts],
+            plan.n_per_prompt,
+            max_tokens=max_tokens,
+            n_ctx=service.info.n_ctx_seq,
+            is_streamed=body.is_streamed,
+        )
         request = GenerationRequest(
             request_id=incoming.request_id,
             prompt=(),
@@ -132,6 +143,8 @@ class Preparer:
             logprobs=shown.n_top,
             prompt_logprobs=shown.n_prompt_logprobs,
             constraint=constraint,
+            min_indent=min_indent(body),
+            max_decode_s=max_decode_s(body),
         )
         return PreparedRequest(
             choice_requests([_with_prompt(request, prompt) for prompt in prompts], plan.n_per_prompt),

@@ -27,12 +27,21 @@ _NAMES = {
     **_OTHER_NAMES,
 }
 
+INFILL = ("infill", "i")
+"""llama.cpp's sampler for gaps in code, its name and its letter. It compares every token with every other."""
+
+
+def without_infill(samplers: str | Sequence[str]) -> str | list[str]:
+    """The samplers but for llama.cpp's ``infill``."""
+    if isinstance(samplers, str):
+        return "".join(letter for letter in samplers if letter not in INFILL)
+    return [name for name in samplers if name.lower() not in INFILL]
+
 
 def sampler_names(samplers: str | Sequence[str]) -> tuple[str, ...]:
     """Our names of samplers, from a list of names or a string of letters.
 
-    Raises BadSampler for one that is not there: llama.cpp's ``infill`` is among them, which compares every token with
-    every other.
+    Raises BadSampler for one that is not there: llama.cpp's ``infill`` is among them.
     """
     names, what = (LETTERS, "letters") if isinstance(samplers, str) else (_NAMES, "names")
     known = []

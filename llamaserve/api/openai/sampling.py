@@ -13,9 +13,11 @@ from llamaserve.api.openai.sampling_fields import SamplingFields
 from llamaserve.api.openai.token_texts import bad_words, logit_bias
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadRequest, BadSampler
-from llamaserve.sampling import SamplingParams
+from llamaserve.request import MAX_STOP_TOKENS
+from llamaserve.sampling import SEED_MAX, SamplingParams
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
+SEED_RANGE = (-(2**63), 2**64 - 1)
 UNTIL_CONTEXT_ENDS = -1
 SAMPLING_ALIASES = {"repeat_penalty": "repetition_penalty", "typical_p": "typ_p", "mirostat": "mirostat_mode"}
 """Other names of fields, which count where the first is not given."""
@@ -58,7 +60,7 @@ def sampling_params(body: SamplingFields, vocab: Vocabulary) -> SamplingParams:
     for name, off in OFF_BELOW_0.items():
         value = getattr(body, name)
         values[name] = off if value is not None and value < 0 else value
-    values["seed"] = None if body.seed in RANDOM_SEEDS else body.seed
+    values["seed"] = _seed(body.seed)
     values["samplers"] = None if body.samplers is None else sampler_names(body.samplers)
     values["dry_sequence_breakers"] = None if body.dry_sequence_breakers is None else tuple(body.dry_sequence_breakers)
     values["logit_bias"] = None if body.logit_bias is None else logit_bias(body.logit_bias, vocab)
@@ -75,6 +77,15 @@ def sampling_params(body: SamplingFields, vocab: Vocabulary) -> SamplingParams:
     if params.has_dry:
         vocab.find_breakers(params.dry_sequence_breakers)
     return params
+
+
+def _seed(seed: int | None) -> int | None:
+    """OpenAI's and vLLM's seeds have 64 bits, llama.cpp's 32: each stands for one of those, the same every time."""
+    if seed is None or seed in RANDOM_SEEDS:
+        return None
+    if not SEED_RANGE[0] <= seed <= SEED_RANGE[1]:
+        raise BadSampler("seed", seed, "a whole number of 64 bits")
+    return seed % (SEED_MAX + 1)
 
 
 def max_new_tokens(body: GenerationBody, *, least: int = 1) -> int | None:
@@ -103,6 +114,8 @@ def stop_strings(body: SamplingFields) -> tuple[str, ...]:
 
 
 def stop_tokens(body: SamplingFields) -> tuple[int, ...]:
-    """The tokens that end the text, of both fields that may have them."""
+    """The tokens that end the text, of both fields that may have them. Raises BadRequest for too many in ``stop``."""
     in_stop = [token for token in body.stop or () if isinstance(token, int)]
+    if len(in_stop) > MAX_STOP_TOKENS:
+        raise BadRequest(f"stop has {len(in_stop)} tokens: at most {MAX_STOP_TOKENS} are allowed", "stop")
     return tuple(dict.fromkeys((*in_stop, *(body.stop_token_ids or ()))))

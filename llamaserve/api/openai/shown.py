@@ -40,6 +40,11 @@ class Shown:
         return self.n_top is None and not (self.has_token_ids or self.is_running)
 
     @property
+    def has_logprobs(self) -> bool:
+        """Whether it carries probabilities, of the text or of the prompt: they are most of an answer."""
+        return self.n_top is not None or self.n_prompt_logprobs is not None
+
+    @property
     def is_running(self) -> bool:
         """Whether chunks need to know how far prompt and text are."""
         return self.has_running_usage or self.has_running_timings
@@ -62,9 +67,11 @@ def shown_by_completion(body: CompletionBody) -> Shown:
     return _shown(body, _completion_top(body), has_echo=bool(body.echo))
 
 
-def shown_by_native(body: GenerationBody, fields: tuple[str, ...]) -> Shown:
-    """Of llama-server's own routes. Raises BadRequest, under the field's name, for a number out of range."""
-    return replace(_shown(body, _n_probs(body) or None), n_prompt_top=None, fields=fields)
+def shown_by_native(body: GenerationBody, logprobs: int | None, fields: tuple[str, ...]) -> Shown:
+    """Of llama-server's own routes, where ``logprobs`` is another name of ``n_probs``. Raises BadRequest, under the
+    field's name, for a number out of range."""
+    n_top = _in_range("logprobs", logprobs or 0, MAX_TOP) if body.n_probs is None else _n_probs(body)
+    return replace(_shown(body, n_top or None), n_prompt_top=None, fields=fields)
 
 
 def _shown(body: GenerationBody, n_top: int | None, *, has_echo: bool = False) -> Shown:

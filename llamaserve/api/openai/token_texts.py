@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadSampler, BadToken
 
 MAX_TEXT_LENGTH = 256  # characters; a phrase, not a document
 MAX_BAD_WORDS = 512
+MAX_BIAS_CHARACTERS = 2**16
+"""Of all texts in ``logit_bias``: they are tokenised one by one."""
 _TOKEN_ID = re.compile(r"-?[0-9]{1,20}")
 
 Bias = float | bool
@@ -20,11 +23,17 @@ def logit_bias(biases: Mapping[str, Bias] | Sequence[tuple[int | str, Bias]], vo
     """The bias of each token; several of one add up, as in llama.cpp. A name in digits is an id, every other text
     stands for each of its tokens.
 
-    Raises BadSampler for a bias that is none and a text that is empty or long, BadToken for an id outside the
-    vocabulary.
+    Raises BadSampler for a bias that is none, a text that is empty or long and for too much text, BadToken for an id
+    outside the vocabulary.
     """
     sums: dict[int, float] = {}
-    for name, bias in biases.items() if isinstance(biases, Mapping) else biases:
+    pairs = tuple(biases.items() if isinstance(biases, Mapping) else biases)
+    n_characters = sum(len(name) for name, _ in pairs if _is_text(name))
+    if n_characters > MAX_BIAS_CHARACTERS:
+        raise BadSampler(
+            "logit_bias", f"texts of {n_characters} characters", f"texts of at most {MAX_BIAS_CHARACTERS} in all"
+        )
+    for name, bias in pairs:
         if bias is True:
             raise BadSampler("logit_bias", {name: bias}, "a number from -100 to 100, or false to forbid the token")
         for token in _tokens(name, vocab):
@@ -40,9 +49,13 @@ def bad_words(words: Sequence[str], vocab: Vocabulary) -> tuple[tuple[int, ...],
     return tuple(dict.fromkeys(sequences))
 
 
-def _tokens(name: str | int, vocab: Vocabulary) -> Sequence[int]:
+def _is_text(name: str | int) -> TypeGuard[str]:
     # int() alone would also take " 1 ", "1_0" and the digits of other scripts.
-    if isinstance(name, str) and not _TOKEN_ID.fullmatch(name):
+    return isinstance(name, str) and not _TOKEN_ID.fullmatch(name)
+
+
+def _tokens(name: str | int, vocab: Vocabulary) -> Sequence[int]:
+    if _is_text(name):
         return _tokenize("logit_bias", name, vocab)
     token = int(name)
     if not 0 <= token < vocab.n_tokens:

@@ -29,6 +29,13 @@ def tokenize(
     return tuple(vocab.tokenize(text, add_special=add_special, parse_special=parse_special))
 
 
+def check_fits(tokens: Sequence[int], n_ctx: int) -> None:
+    """Raise PromptTooLong for a prompt that leaves no room for a token of an answer. The scheduler does too, but only
+    when all other prompts of the request are tokenised and its grammar is compiled."""
+    if len(tokens) >= n_ctx:
+        raise PromptTooLong(len(tokens), n_ctx)
+
+
 def check_tokens(param: str, tokens: Sequence[int], vocab: Vocabulary) -> None:
     """Raise BadToken for an id outside the vocabulary, of whatever size."""
     n_tokens = vocab.n_tokens

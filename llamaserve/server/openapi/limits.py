@@ -8,7 +8,7 @@ from typing import Any
 
 from llamaserve.api.openai.chat_messages import ROLES
 from llamaserve.api.openai.choices import MAX_CHOICES
-from llamaserve.api.openai.sampling import OFF_BELOW_0, SAMPLING_ALIASES
+from llamaserve.api.openai.sampling import OFF_BELOW_0, SAMPLING_ALIASES, SEED_RANGE
 from llamaserve.api.openai.shown import MAX_CHAT_TOP, MAX_TOP
 from llamaserve.request import MAX_NAME_LENGTH
 from llamaserve.sampling import INT_RANGES, RANGES
@@ -23,10 +23,12 @@ FIELD_LIMITS: Mapping[str, Mapping[str, Any]] = {
     **_SAMPLING,
     "min_tokens": {"minimum": 0},  # its maximum is max_tokens
     **{alias: _SAMPLING[name] for name, alias in SAMPLING_ALIASES.items()},
-    "seed": {"minimum": -1, "maximum": 2**32 - 1},
+    "seed": {"minimum": SEED_RANGE[0], "maximum": SEED_RANGE[1]},
     "max_tokens": {"minimum": -1},
     "max_completion_tokens": {"minimum": -1},
     "n_predict": {"minimum": -1},
+    "n_indent": {"minimum": 0},
+    "t_max_predict_ms": {"minimum": -1},
     "n": {"minimum": 1, "maximum": MAX_CHOICES},
     "n_cmpl": {"minimum": 1, "maximum": MAX_CHOICES},
     "n_probs": {"minimum": 0, "maximum": MAX_TOP},

@@ -12,6 +12,7 @@ from llamaserve.api.native.token_bodies import (
     TemplateBody,
     TokenizeAnswer,
     TokenizeBody,
+    TokenizerInfo,
 )
 from llamaserve.api.openai.answers import ChatChoice, Completion, TextChoice
 from llamaserve.api.openai.body import ChatBody, CompletionBody
@@ -142,4 +143,5 @@ OPERATIONS: tuple[Operation, ...] = (
         parameters=HEADERS,
     ),
     Operation("GET", ("/props",), "The model and how it is served", NATIVE, {JSON: Props}, ASKS_THE_MODEL),
+    Operation("GET", ("/tokenizer_info",), "The tokenizer", NATIVE, {JSON: TokenizerInfo}, ASKS_THE_MODEL),
 )

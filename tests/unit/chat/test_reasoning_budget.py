@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llamaserve.chat.reasoning_budget import ReasoningBudget, ReasoningMarks
 from llamaserve.constraint import TokenConstraint
 from llamaserve.engine.fake import FakeVocabulary
@@ -70,6 +72,42 @@ def test_tokens_are_counted_from_the_beginning_of_the_reasoning() -> None:
 
 def test_an_answer_that_begins_with_its_reasoning_is_counted_at_once() -> None:
     assert write(budget(2, ReasoningMarks("", "</t>", is_begun=False)), "abcd") == "ab</t>cd"
+
+
+def test_a_reasoning_that_begins_again_has_what_is_left() -> None:
+    assert write(budget(3), "abcd<t>ef") == "abc</t>d<t></t>ef"
+    # The tokens of its end count but for the last.
+    assert write(budget(5, UNBEGUN), "<t>a</t>b<t>cdefg") == "<t>a</t>b<t>c</t>defg"
+    assert write(budget(6, UNBEGUN), "<t>a</t>b<t>cdefg") == "<t>a</t>b<t>cd</t>efg"
+
+
+def test_without_a_beginning_there_is_one_reasoning() -> None:
+    assert write(budget(2, ReasoningMarks("", "</t>", is_begun=False)), "abcd<t>e</t>f") == "ab</t>cd<t>e</t>f"
+
+
+class Filler:
+    """Keeps what it was asked to fill."""
+
+    def __init__(self) -> None:
+        self.filled: list[TokenConstraint] = []
+
+    def fill(self, constraints: Sequence[TokenConstraint]) -> None:
+        self.filled += constraints
+
+
+def test_masks_of_the_restrictions_within_are_filled_together() -> None:
+    filler = Filler()
+    inner = [OneMask(), OneMask()]
+    for one in inner:
+        one.filler = filler  # type: ignore[assignment]  # of the class it is nobody
+    first, second = (ReasoningBudget(1, BEGUN, FakeVocabulary(), one).begin() for one in inner)
+    assert first.filler == second.filler
+    assert first.filler is not None
+    first.filler.fill([first, second])
+    assert filler.filled == inner
+    first.accept(ord("x"))
+    assert forced(first) is not None
+    assert first.filler is None
 
 
 def test_a_character_is_not_broken() -> None:

@@ -43,6 +43,15 @@ def test_a_choice_says_which_tools_and_whether_one_has_to_be_called() -> None:
     assert names({"type": "allowed_tools", "allowed_tools": required}) == (["c"], True)
 
 
+def test_null_means_absent() -> None:
+    nulls = {"type": None, "function": {"name": "a", "description": None, "parameters": None, "strict": None}}
+    assert read_tool_use([nulls], None) == read_tool_use([{"function": {"name": "a"}}], None)
+    read = read_tool_use([tool(parameters={"type": None, "properties": None, "title": "x"})], None).tools[0]
+    assert read["function"]["parameters"] == {"type": "object", "title": "x"}  # type: ignore[index]  # a function
+    allowed = {"mode": None, "tools": [{"type": None, "function": {"name": "c"}}]}
+    assert names({"type": "allowed_tools", "allowed_tools": allowed}) == (["c"], False)
+
+
 def nested(depth: int) -> dict[str, object]:
     schema: dict[str, object] = {"type": "object"}
     for _ in range(depth):
@@ -64,7 +73,7 @@ def nested(depth: int) -> dict[str, object]:
         ([tool("a b")], "tools[0].function.name"),
         ([tool("x" * 129)], "tools[0].function.name"),
         ([tool("a\n")], "tools[0].function.name"),
-        ([tool("a"), tool("a")], "tools"),
+        ([tool("a"), tool("a")], "tools[1].function.name"),
         ([tool(description=3)], "tools[0].function.description"),
         ([tool(strict="yes")], "tools[0].function.strict"),
         ([tool(parameters=[])], "tools[0].function.parameters"),

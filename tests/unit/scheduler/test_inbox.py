@@ -56,6 +56,23 @@ def test_a_place_is_taken_until_the_request_leaves() -> None:
     assert inbox.live == {"a", "c", "d", "e"}
 
 
+def test_who_asks_first_learns_that_there_is_no_place() -> None:
+    """S48."""
+    inbox = inbox_with("a", "b", "c")
+    inbox.check_room(0.0)
+    inbox.submit(Submit(request("d"), PROMPT, 0.0))
+    with pytest.raises(QueueFull) as caught:
+        inbox.check_room(0.0)
+    assert caught.value.retry_after_s >= 1
+    assert inbox.n_rejected == 1
+    inbox.begin("a")
+    with pytest.raises(QueueFull):
+        inbox.check_room(0.0)
+    inbox.leave("b")
+    inbox.check_room(0.0)
+    Inbox(n_slots=1, max_queue=0).check_room(0.0)
+
+
 def test_an_id_is_free_again_when_the_request_left() -> None:
     inbox = inbox_with("a")
     with pytest.raises(BadRequest):
