@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection
 
 from llamaserve.cache.prefix_memory import PrefixMemory
 from llamaserve.engine.port import Engine
-from llamaserve.errors import Cancelled, ContextFull, DeadlineExceeded, EngineDown
+from llamaserve.errors import Cancelled, ContextFull, DeadlineExceeded, EngineDown, LlamaServeError
 from llamaserve.request import Failed
 from llamaserve.scheduler.admission_queue import AdmissionQueue
 from llamaserve.scheduler.answers import Answers, as_ours
+from llamaserve.scheduler.constraining import begin
 from llamaserve.scheduler.inbox import Inbox, Submit
 from llamaserve.scheduler.kv_pressure import has_common_prefix, n_missing
 from llamaserve.scheduler.opening import NO_PROMPT, sequence_spec
@@ -188,10 +189,16 @@ class Admitter:
 
     def _begin(self, work: Work) -> None:
         """Give a request a slot, with as much of its prompt as is there; one that cannot be opened is answered."""
+        request_id = work.request.request_id
+        try:
+            begin(work)
+        except LlamaServeError as error:  # before it takes a slot: what that holds is another's
+            self._prefixes.drop_fetch(request_id)
+            self._end(work, Failed(error))
+            return
         for running in self._slots.generating:
             self._prefixes.grow(running.seq_id, running.working.tokens_to_show())
         slot = self._slots[self._prefixes.choose_slot(work.prompt, self._slots.idle.ids())]
-        request_id = work.request.request_id
         try:
             work.reuse(self._prefixes.enter(slot.seq_id, work.prompt))
             self._prefixes.drop_fetch(request_id)
@@ -202,6 +209,7 @@ class Admitter:
         except Exception as error:
             _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
             self._prefixes.leave(slot.seq_id, None)
+            self._prefixes.drop_fetch(request_id)
             self._end(work, Failed(as_ours(error)))
             return
         self._slots.begin(slot, work)

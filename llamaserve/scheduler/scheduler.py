@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan
-from llamaserve.errors import BadGrammar, Cancelled, ContextFull, DecodeFailed, EngineDown, RewindFailed
+from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError, RewindFailed
 from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.admitter import Admitter
 from llamaserve.scheduler.answers import Answers, as_ours
-from llamaserve.scheduler.constraining import ends_now, row_masks
+from llamaserve.scheduler.constraining import accept, row_masks
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
 from llamaserve.scheduler.intake import finished, prompt_logprobs, take_token
 from llamaserve.scheduler.kv_pressure import Runner, choose_victim
@@ -422,13 +422,13 @@ class Scheduler:
             self._end(slot, Failed(DecodeFailed(f"the engine drew no token for sequence {slot.seq_id}")))
             return
         self._watch_token(work, now)
+        is_complete = False
         if work.constraint is not None:
             try:
-                work.constraint.accept(token)
-            except BadGrammar as error:
+                is_complete = accept(work, token, is_decoding_ahead=self._ahead.is_there)
+            except LlamaServeError as error:
                 self._end(slot, Failed(error))
                 return
-        is_complete = ends_now(work, is_decoding_ahead=bool(self._engine.ahead_rows))
         delta, reason = take_token(
             work, token, output, now=now, n_ctx_seq=self._info.n_ctx_seq, is_complete=is_complete
         )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
+from llamaserve.constraint import TokenConstraint
 from llamaserve.engine.port import PromptPiece, Score
 from llamaserve.request import GenerationRequest
 from llamaserve.text.token_text import TokenText
@@ -77,7 +78,8 @@ class Work:
         """Tokens it draws at most; the last of them ends it whatever it is."""
         self.generated: list[int] = []
         self.text = TokenText(request.stop)
-        self.constraint = None if request.constraint is None else request.constraint.begin()
+        self.constraint: TokenConstraint | None = None
+        """What restricts its answer; begun as it gets a slot."""
         self.prompt_scores: list[Score] = []
         """Of the tokens of the prompt, as far as it is computed, for a request that asked."""
         self.submitted_at = submitted_at
