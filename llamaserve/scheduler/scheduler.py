@@ -370,7 +370,10 @@ class Scheduler:
                     self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
                 continue
             n_failed += 1
-            n_failed_rows += index < n_decoding
+            if index < n_decoding:
+                n_failed_rows += 1
+                if error is RowError.ABORTED:
+                    self._turn = self._turn._replace(owes_decode=True)
             if error is RowError.CONTEXT_FULL:
                 full = slot
             else:
