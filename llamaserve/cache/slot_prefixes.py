@@ -320,6 +320,7 @@ class SlotPrefixes:
             slot.n_computed = 0
         self._sessions.clear()
         self._compared = None
+        self._tiers.close()
 
     def close(self) -> None:
         """Have the disk keep what slots hold, that used last first."""
