@@ -29,6 +29,9 @@ class RowMasks(NamedTuple):
     """Rows whose restriction cannot go on: their requests must end before the step."""
 
 
+NO_MASKS = RowMasks({}, ())
+
+
 def begin(work: Work) -> None:
     """Begin the restriction of an answer, if it has one that has not begun. Raises LlamaServeError."""
     if work.constraint is None and work.request.constraint is not None:
@@ -38,12 +41,14 @@ def begin(work: Work) -> None:
             raise _failure_of(work, error) from error
 
 
-def row_masks(plan: StepPlan, slots: Sequence[Slot]) -> RowMasks:
-    """The masks of the rows that draw. ``slots`` are those of all rows, in plan order."""
+def row_masks(plan: StepPlan, slots: Sequence[Slot], works: Sequence[Work]) -> RowMasks:
+    """The masks of the rows that draw. ``slots`` and their ``works`` are those of all rows, in plan order."""
+    constraints = [work.constraint for work in works]
+    if constraints.count(None) == len(constraints):  # nearly every step
+        return NO_MASKS
     draws = [True] * len(plan.decode) + [piece.is_last for piece in plan.pieces]
     restricted: list[tuple[Slot, TokenConstraint]] = []
-    for slot, is_drawing in zip(slots, draws, strict=True):
-        constraint = slot.working.constraint
+    for slot, constraint, is_drawing in zip(slots, constraints, draws, strict=True):
         if is_drawing and constraint is not None:
             restricted.append((slot, constraint))
     if len(restricted) > 1:

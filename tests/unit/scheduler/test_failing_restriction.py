@@ -6,10 +6,11 @@ import pytest
 
 from llamaserve.config import SchedulerConfig
 from llamaserve.constraint import MaskFiller, TokenConstraint
-from llamaserve.engine.fake import EOS
+from llamaserve.engine.fake import EOS, FakeEngine
 from llamaserve.engine.fake_masks import N_MASK_BYTES
 from llamaserve.errors import BadGrammar, DecodeFailed, LlamaServeError
 from llamaserve.request import GenerationRequest
+from llamaserve.scheduler.prefill_settings import GRANT_INTERVAL_VARIABLE
 from tests.unit.scheduler.harness import Harness, alone
 
 
@@ -67,7 +68,8 @@ class FailingAnswer:
 
 
 def submit(harness: Harness, name: str, restriction: Failing, **fields: object) -> str:
-    request = GenerationRequest(name, tuple(b"hello"), 8, constraint=restriction, **fields)  # type: ignore[arg-type]  # any field
+    options = {"max_tokens": 8} | fields
+    request = GenerationRequest(name, tuple(b"hello"), constraint=restriction, **options)  # type: ignore[arg-type]  # any field
     harness.scheduler.submit(request)
     return name
 
@@ -116,6 +118,22 @@ def test_many_restrictions_that_fail_do_not_end_the_server() -> None:
     harness.run()
     assert all(isinstance(harness.error(name), DecodeFailed) for name in names)
     assert harness.scheduler.failure is None
+
+
+@pytest.mark.parametrize("after", range(3, 11))
+def test_a_step_that_is_decided_again_is_one_step(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt has its piece after as many decode steps as ever."""
+    monkeypatch.setenv(GRANT_INTERVAL_VARIABLE, "4")
+    harness = Harness(FakeEngine(n_ctx=1024), SchedulerConfig(mixed_step=False, prefill_chunk=8, lookahead=False))
+    harness.submit(b"stream", max_tokens=200)
+    bad = submit(harness, "bad", Failing("mask", RuntimeError(), after), max_tokens=100)
+    harness.tick(4)
+    n_before = len(harness.engine.plans)
+    harness.submit(b"p" * 80, max_tokens=1)
+    harness.run()
+    assert len(harness.tokens(bad)) == after
+    kinds = "".join("p" if plan.pieces else "d" for plan in harness.engine.plans[n_before:])
+    assert kinds.rstrip("d") == "dddd".join("p" * 10)
 
 
 def test_one_that_cannot_begin_waits_no_more_for_its_group() -> None:
