@@ -7,6 +7,7 @@ closed, its iterator closed or collected) cancels its request (S51, S52, S54).
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import time
 import weakref
@@ -30,15 +31,19 @@ if TYPE_CHECKING:
 
 MAX_TIMEOUT_S = 30 * 24 * 3600  # what every system's timers can wait
 
+_logger = logging.getLogger(__name__)
+
 
 class _TaskListener:
-    """A consumer on an event loop: a function that takes its events there. It must not raise."""
+    """A consumer on an event loop: a function that takes its events there. It must not raise: one that does gets no
+    more, and its request is cancelled."""
 
-    __slots__ = ("loop", "take")
+    __slots__ = ("has_failed", "loop", "take")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Event], None]) -> None:
         self.loop = loop
         self.take = take
+        self.has_failed = False
 
 
 class _ThreadListener:
@@ -89,20 +94,29 @@ class _Delivery:
                 listener.events.put(event)
         for loop, batch in batches.items():
             try:
-                loop.call_soon_threadsafe(_hand_over, batch)
+                loop.call_soon_threadsafe(self._hand_over, batch)
             except RuntimeError:  # the loop is closed, and its consumers with it
-                self._give_up(batch)
+                for request_id in {request_id for request_id, _, _ in batch}:
+                    self._give_up(request_id)
 
-    def _give_up(self, batch: list[tuple[str, _TaskListener, Event]]) -> None:
-        for request_id in {request_id for request_id, _, _ in batch}:
-            if self.cancel is not None:
-                self.cancel(request_id)
-            self.remove(request_id)
+    def _hand_over(self, batch: list[tuple[str, _TaskListener, Event]]) -> None:
+        """On the event loop. A consumer that raises costs the others nothing."""
+        for request_id, listener, event in batch:
+            if listener.has_failed:
+                continue
+            try:
+                listener.take(event)
+            except Exception:
+                _logger.exception("request %s: its consumer failed", request_id)
+                listener.has_failed = True
+                if self.has(request_id, listener):
+                    self._give_up(request_id)
 
-
-def _hand_over(batch: list[tuple[str, _TaskListener, Event]]) -> None:
-    for _, listener, event in batch:
-        listener.take(event)
+    def _give_up(self, request_id: str) -> None:
+        """End a request nobody listens to any more."""
+        if self.cancel is not None:
+            self.cancel(request_id)
+        self.remove(request_id)
 
 
 class _Deadline:

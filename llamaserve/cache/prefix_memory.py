@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from llamaserve.cache.prompt import Prompt
+from llamaserve.engine.port import MemoryKind, ModelInfo
 
 
 @dataclass(slots=True)
@@ -79,6 +80,12 @@ class Holder:
     is_parked: bool = field(default=True)
     session_scope: str = ""
     """Of the prompts of its session."""
+
+
+def is_one_pool(info: ModelInfo) -> bool:
+    """Whether slots take cells from each other: all of them together may want more than there are. A recurrent state
+    has no cells; it takes the same room however long its text is."""
+    return info.memory is not MemoryKind.RECURRENT and info.n_slots * info.n_ctx_seq > info.n_ctx
 
 
 class CaughtUp(NamedTuple):

@@ -1,7 +1,8 @@
 """A grammar that begins later: behind the end of a reasoning, at a trigger, or both. Scheduler thread only.
 
-What has come is kept as bytes until the grammar begins; for each token only what is new is searched, but for patterns,
-which are searched in the last ``MOST_KEPT`` bytes.
+What has come is kept as bytes until the grammar begins. For each token only what is new is searched: for words with as
+much before it as they are long, for patterns with ``MOST_MATCHED`` bytes. A pattern that is bound to the beginning of
+the text sees all that is kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from llamaserve.grammar.tokens import GrammarTokens
 
 MOST_KEPT = 2**14
 """Bytes of text that a trigger is searched in."""
+MOST_MATCHED = 2**11
+"""Bytes before a token that a match of a pattern, which ends in the token, may begin at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Triggers:
             ),
         )
 
-    def find(self, text: bytes, n_before: int, *, is_cut: bool) -> int | None:
+    def find(self, text: bytes | bytearray, n_before: int, *, is_cut: bool) -> int | None:
         """Where what triggers begins in a text of which ``n_before`` bytes were searched before; None = nowhere.
         ``is_cut``: the text had more before it."""
         for word in self.words:
@@ -51,9 +54,11 @@ class Triggers:
             if start >= 0:
                 return start
         for pattern, is_full in self.patterns:
-            if is_cut and (is_full or pattern.pattern.startswith(b"^")):
+            is_bound = is_full or pattern.pattern.startswith(b"^")
+            if is_cut and is_bound:
                 continue
-            match = pattern.fullmatch(text) if is_full else pattern.search(text)
+            start = 0 if is_bound else max(0, n_before - MOST_MATCHED)
+            match = pattern.fullmatch(text) if is_full else pattern.search(text, start)
             if match is not None:
                 return next((match.start(i + 1) for i, group in enumerate(match.groups()) if group), match.start())
         return None
@@ -78,7 +83,7 @@ class LazyMatcher:
         self._triggers = triggers
         self._tokens = tokens
         self._begin = begin
-        self._text = b""
+        self._text = bytearray()
         self._is_cut = False
         self._pieces: list[tuple[int, int]] = []
         """Tokens of the text and where they begin in it; what was cut off has none."""
@@ -130,20 +135,21 @@ class LazyMatcher:
     def _pass(self, end: int) -> None:
         """The reasoning is over at this position."""
         self._after = b""
-        rest = self._text[end:].lstrip()
-        self._text = b""
+        rest = bytes(self._text[end:].lstrip())
+        self._text.clear()
         self._pieces = []
         if not self._has_triggers:
             self._start().feed(rest)
         elif rest:
-            self._text = rest
+            self._text += rest
             if (start := self._triggers.find(rest, 0, is_cut=False)) is not None:
                 self._start().feed(rest[start:])
 
     def _feed_from(self, start: int) -> None:
         """Begin, and give the grammar the text from this position on: by its tokens where it has whole ones."""
-        matcher, text, pieces = self._start(), self._text, self._pieces
-        self._text, self._pieces = b"", []
+        matcher, text, pieces = self._start(), bytes(self._text), self._pieces
+        self._text.clear()
+        self._pieces = []
         ends = [*(begin for _, begin in pieces[1:]), len(text)]
         if pieces and start < pieces[0][1]:
             matcher.feed(text[start : pieces[0][1]])
@@ -162,6 +168,6 @@ class LazyMatcher:
         if len(self._text) < 2 * MOST_KEPT:
             return
         n_cut = len(self._text) - MOST_KEPT
-        self._text = self._text[n_cut:]
+        del self._text[:n_cut]
         self._is_cut = True
         self._pieces = [(token, begin - n_cut) for token, begin in self._pieces if begin >= n_cut]

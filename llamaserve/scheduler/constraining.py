@@ -1,17 +1,23 @@
 """What restrictions say of a step: masks for its rows before it, and what became of its tokens. Scheduler thread only.
 
 Masks are computed before a step is submitted. If it ran ahead it is being decoded meanwhile, so they cost no time.
+
+A restriction is foreign code that reads what clients sent. Whatever it raises, an abort of its native part too (no
+Exception in Python), is the failure of its request alone.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.port import StepPlan
-from llamaserve.errors import BadGrammar
+from llamaserve.errors import DecodeFailed, LlamaServeError
 from llamaserve.scheduler.slot import Slot, Work
+
+_logger = logging.getLogger(__name__)
 
 
 class RowMasks(NamedTuple):
@@ -19,31 +25,52 @@ class RowMasks(NamedTuple):
 
     masks: Mapping[int, bytes]
     """By sequence id, of rows that may not draw any token."""
-    failed: Sequence[tuple[Slot, BadGrammar]]
+    failed: Sequence[tuple[Slot, LlamaServeError]]
     """Rows whose restriction cannot go on: their requests must end before the step."""
 
 
-def row_masks(plan: StepPlan, slots: Sequence[Slot]) -> RowMasks:
-    """The masks of the rows that draw. ``slots`` are those of all rows, in plan order."""
+NO_MASKS = RowMasks({}, ())
+
+
+def begin(work: Work) -> None:
+    """Begin the restriction of an answer, if it has one that has not begun. Raises LlamaServeError."""
+    if work.constraint is None and work.request.constraint is not None:
+        try:
+            work.constraint = work.request.constraint.begin()
+        except BaseException as error:
+            raise _failure_of(work, error) from error
+
+
+def row_masks(plan: StepPlan, slots: Sequence[Slot], works: Sequence[Work]) -> RowMasks:
+    """The masks of the rows that draw. ``slots`` and their ``works`` are those of all rows, in plan order."""
+    constraints = [work.constraint for work in works]
+    if constraints.count(None) == len(constraints):  # nearly every step
+        return NO_MASKS
     draws = [True] * len(plan.decode) + [piece.is_last for piece in plan.pieces]
     restricted: list[tuple[Slot, TokenConstraint]] = []
-    for slot, is_drawing in zip(slots, draws, strict=True):
-        constraint = slot.working.constraint
+    for slot, constraint, is_drawing in zip(slots, constraints, draws, strict=True):
         if is_drawing and constraint is not None:
             restricted.append((slot, constraint))
     if len(restricted) > 1:
         _fill([constraint for _, constraint in restricted])
     masks: dict[int, bytes] = {}
-    failed: list[tuple[Slot, BadGrammar]] = []
+    failed: list[tuple[Slot, LlamaServeError]] = []
     for slot, constraint in restricted:
         try:
-            mask = constraint.mask()
-        except BadGrammar as error:
+            mask = _mask(slot.working, constraint)
+        except LlamaServeError as error:
             failed.append((slot, error))
             continue
         if mask is not None:
             masks[slot.seq_id] = mask
     return RowMasks(masks, failed)
+
+
+def _mask(work: Work, constraint: TokenConstraint) -> bytes | None:
+    try:
+        return constraint.mask()
+    except BaseException as error:
+        raise _failure_of(work, error) from error
 
 
 def _fill(constraints: Sequence[TokenConstraint]) -> None:
@@ -54,7 +81,32 @@ def _fill(constraints: Sequence[TokenConstraint]) -> None:
             together.setdefault(constraint.filler, []).append(constraint)
     for filler, some in together.items():
         if len(some) > 1:
-            filler.fill(some)
+            try:
+                filler.fill(some)
+            except BaseException:
+                _logger.exception("%d masks could not be computed together: each is computed alone", len(some))
+
+
+def accept(work: Work, token: int, *, is_decoding_ahead: bool) -> bool:
+    """Have the restriction of an answer, if it has one, take note of a token; whether the answer shall end with it.
+    Raises LlamaServeError."""
+    constraint = work.constraint
+    if constraint is None:
+        return False
+    try:
+        constraint.accept(token)
+        return ends_now(work, is_decoding_ahead=is_decoding_ahead)
+    except BaseException as error:
+        raise _failure_of(work, error) from error
+
+
+def _failure_of(work: Work, error: BaseException) -> LlamaServeError:
+    """What a request is told whose restriction raised this."""
+    if isinstance(error, LlamaServeError):
+        return error
+    request_id = work.request.request_id
+    _logger.error("request %s: the restriction of its answer failed", request_id, exc_info=error)
+    return DecodeFailed(f"the restriction of the answer failed: {type(error).__name__}: {error}")
 
 
 def ends_now(work: Work, *, is_decoding_ahead: bool) -> bool:

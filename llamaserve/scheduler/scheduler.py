@@ -12,17 +12,18 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
-from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan
-from llamaserve.errors import BadGrammar, Cancelled, ContextFull, DecodeFailed, EngineDown, RewindFailed
+from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan, StepReport
+from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError, RewindFailed
 from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.admitter import Admitter
 from llamaserve.scheduler.answers import Answers, as_ours
-from llamaserve.scheduler.constraining import ends_now, row_masks
+from llamaserve.scheduler.constraining import accept, row_masks
 from llamaserve.scheduler.inbox import Cancel, Command, Inbox, Stop, Submit
 from llamaserve.scheduler.intake import finished, prompt_logprobs, take_token
 from llamaserve.scheduler.kv_pressure import Runner, choose_victim
@@ -35,7 +36,7 @@ from llamaserve.scheduler.slot_view import SlotView
 from llamaserve.scheduler.stats import Counters, Discard, SchedulerStats
 from llamaserve.scheduler.step_ahead import StepAhead
 from llamaserve.scheduler.step_cost import StepCostModel, StepShape
-from llamaserve.scheduler.step_plan import StepRules, Turn, decide_step
+from llamaserve.scheduler.step_plan import Decision, StepRules, Turn, decide_step
 
 MAX_CONSECUTIVE_FAILED_STEPS = 8  # E11
 MOST_SURPLUS = 256
@@ -48,13 +49,21 @@ Deliver = Callable[[list[tuple[str, Event]]], None]
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A plan, and the slots of its rows in plan order."""
+class _Step(NamedTuple):
+    """A plan, and whose its rows are, in plan order."""
 
     plan: StepPlan
     slots: Sequence[Slot]
+    works: Sequence[Work]
+    """Of the slots, when it was decided."""
     shape: StepShape
+
+
+class _Outcome(NamedTuple):
+    """What a step that was run brought."""
+
+    outputs: Sequence[RowOutput]
+    report: StepReport
 
 
 class Scheduler:
@@ -180,9 +189,9 @@ class Scheduler:
         took = self._admitter.expire() or took
         step = self._prepare()
         if step is not None:
-            outputs = self._run(step)
-            if outputs is not None:
-                self._apply(step, outputs)
+            outcome = self._run(step)
+            if outcome is not None:
+                self._apply(step, outcome)
         self._counters.used_cells = self._engine.used_cells()
         self._deliver()
         return took or step is not None
@@ -254,30 +263,35 @@ class Scheduler:
     # Phase 3: decide.
 
     def _decide(self) -> _Step | None:
+        """What the next step is. A request whose restriction cannot go on ends, and the others have another step; only
+        the one that is run counts for turns."""
+        while (decision := self._next_decision()) is not None:
+            plan = decision.plan
+            rows = self._slots.generating if plan.decode else []
+            if plan.pieces:
+                rows = [*rows, *(self._slots[piece.seq_id] for piece in plan.pieces)]
+            works = [slot.working for slot in rows]
+            masks, failed = row_masks(plan, rows, works)
+            if failed:
+                for slot, error in failed:
+                    self._end(slot, Failed(error))
+                continue
+            self._turn = decision.turn
+            for seq_id, n_waited in decision.waits.items():
+                self._slots[seq_id].working.n_waited = n_waited
+            plan = self._with_room(plan, decision.shape)
+            if masks:
+                plan = replace(plan, masks=masks)
+            return _Step(plan, rows, works, decision.shape)
+        return None
+
+    def _next_decision(self) -> Decision | None:
         slots = self._slots
         following: Collection[int] = self._catch_up() if slots.prefilling else ()
         self._admitter.following = following
-        decision = decide_step(
+        return decide_step(
             slots.generating, slots.prefilling, self._rules, self._model, self._turn, following=following
         )
-        if decision is None:
-            return None
-        self._turn = decision.turn
-        for seq_id, n_waited in decision.waits.items():
-            self._slots[seq_id].working.n_waited = n_waited
-        plan = self._with_room(decision.plan, decision.shape)
-        rows = list(slots.generating) if plan.decode else []
-        rows += [slots[piece.seq_id] for piece in plan.pieces]
-        return self._restricted(_Step(plan, rows, decision.shape))
-
-    def _restricted(self, step: _Step) -> _Step | None:
-        """With its masks. A request whose restriction cannot go on ends, and the others have another step."""
-        masks, failed = row_masks(step.plan, step.slots)
-        if failed:
-            for slot, error in failed:
-                self._end(slot, Failed(error))
-            return self._decide()
-        return replace(step, plan=replace(step.plan, masks=masks)) if masks else step
 
     def _catch_up(self) -> Collection[int]:
         """Have those that wait for others' tokens adopt them; the sequences that go on waiting."""
@@ -303,10 +317,10 @@ class Scheduler:
 
     # Phase 4: run.
 
-    def _run(self, step: _Step) -> Sequence[RowOutput] | None:
-        """The outputs of a step; None if it failed as a whole, its requests are answered then."""
+    def _run(self, step: _Step) -> _Outcome | None:
+        """What a step brought; None if it failed as a whole, its requests are answered then."""
         flag = self._engine.new_flag()
-        request_ids = [slot.working.request.request_id for slot in step.slots]
+        request_ids = [work.request.request_id for work in step.works]
         # A stopped row must go on as if the step had not been: without rewinding, a step is stopped for all or none.
         prompting = request_ids[len(step.plan.decode) :] if self._engine.can_rewind else ()
         self._inbox.begin_step(request_ids, prompting, flag)
@@ -323,19 +337,19 @@ class Scheduler:
         finally:
             self._inbox.end_step()
         expected = [slot.seq_id for slot in step.slots]
-        if [output.seq_id for output in outputs] != expected:  # K124: whose token is whose is not known
-            got = [output.seq_id for output in outputs]
+        got = [output.seq_id for output in outputs]
+        if got != expected:  # K124: whose token is whose is not known
             _logger.error("a step over the sequences %s came back as %s", expected, got)
             self._fail_step(step, f"the engine answered the sequences {got} for {expected}")
             return None
         report = self._engine.report
         self._prefixes.purged(report.purged)
         self._counters.count_step(report, is_decode=not step.plan.pieces)
-        return outputs
+        return _Outcome(outputs, report)
 
     def _may_run_ahead(self, step: _Step) -> bool:
         return self._looks_ahead and may_run_ahead(
-            [slot.working for slot in step.slots],
+            step.works,
             n_running=len(self._slots),
             n_unfinished_prompts=sum(not piece.is_last for piece in step.plan.pieces),
             can_admit=self._admitter.can_admit(),
@@ -356,25 +370,28 @@ class Scheduler:
 
     # Phase 5: apply.
 
-    def _apply(self, step: _Step, outputs: Sequence[RowOutput]) -> None:
+    def _apply(self, step: _Step, outcome: _Outcome) -> None:
+        outputs, report = outcome
         now = self._clock()
         n_running = len(self._slots)
         n_decoding = len(step.plan.decode)
         n_failed = n_failed_rows = 0
         decode_failure: str | None = None
         full: Slot | None = None
-        for index, (slot, output) in enumerate(zip(step.slots, outputs, strict=True)):
+        for index, (slot, work, output) in enumerate(zip(step.slots, step.works, outputs, strict=True)):
             error = output.error
             if error is None:
                 if index < n_decoding:
-                    work = slot.working
                     work.n_decoded += 1
                     self._take_token(slot, work, output, now)
                 else:
                     self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
                 continue
             n_failed += 1
-            n_failed_rows += index < n_decoding
+            if index < n_decoding:
+                n_failed_rows += 1
+                if error is RowError.ABORTED:
+                    self._turn = self._turn._replace(owes_decode=True)
             if error is RowError.CONTEXT_FULL:
                 full = slot
             else:
@@ -385,7 +402,7 @@ class Scheduler:
             self._relieve(full, has_purged=bool(step.plan.purge))
         self._counters.decode_tokens += n_decoding - n_failed_rows
         if n_failed == 0:
-            self._model.observe(step.shape, sum(self._engine.report.time))
+            self._model.observe(step.shape, sum(report.time))
         self._watch_failures(n_failed < len(outputs), decode_failure)
 
     def _watch_failures(self, has_success: bool, decode_failure: str | None) -> None:
@@ -426,13 +443,13 @@ class Scheduler:
             self._end(slot, Failed(DecodeFailed(f"the engine drew no token for sequence {slot.seq_id}")))
             return
         self._watch_token(work, now)
+        is_complete = False
         if work.constraint is not None:
             try:
-                work.constraint.accept(token)
-            except BadGrammar as error:
+                is_complete = accept(work, token, is_decoding_ahead=self._ahead.is_there)
+            except LlamaServeError as error:
                 self._end(slot, Failed(error))
                 return
-        is_complete = ends_now(work, is_decoding_ahead=bool(self._engine.ahead_rows))
         delta, reason = take_token(
             work, token, output, now=now, n_ctx_seq=self._info.n_ctx_seq, is_complete=is_complete
         )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
+from llamaserve.constraint import TokenConstraint
 from llamaserve.engine.port import PromptPiece, Score
 from llamaserve.request import GenerationRequest
 from llamaserve.text.line_limits import LineLimits
@@ -82,7 +83,8 @@ class Work:
         has_line_limits = request.min_indent > 0 or request.max_decode_s is not None
         self.lines = LineLimits(request.min_indent, request.max_decode_s) if has_line_limits else None
         """What ends its text at a line, if anything may."""
-        self.constraint = None if request.constraint is None else request.constraint.begin()
+        self.constraint: TokenConstraint | None = None
+        """What restricts its answer; begun as it gets a slot."""
         self.prompt_scores: list[Score] = []
         """Of the tokens of the prompt, as far as it is computed, for a request that asked."""
         self.submitted_at = submitted_at

@@ -34,6 +34,8 @@ class Turn(NamedTuple):
     last_kind: StepKind = StepKind.DECODE
     n_decode_steps: int = 0
     """Since a prompt in pieces had one."""
+    owes_decode: bool = False
+    """Whether the last step was stopped before its decode rows had their tokens."""
 
 
 class Decision(NamedTuple):
@@ -72,6 +74,7 @@ def decide_step(
         grant_interval=rules.grant_interval,
         last_kind=turn.last_kind,
         n_decode_steps=turn.n_decode_steps,
+        owes_decode=turn.owes_decode,
     )
     if kind is None:
         return None

@@ -122,7 +122,7 @@ class SchedulerThread:
             while not scheduler.is_stopped:
                 if not scheduler.tick():
                     scheduler.wait()
-        except Exception as error:
+        except BaseException as error:  # an abort in a native extension is no Exception, and nobody else answers
             _logger.exception("the scheduler failed")
             scheduler.fail_all(EngineDown(f"the scheduler failed: {type(error).__name__}: {error}"))
         finally:

@@ -2,7 +2,8 @@
 
 Decode rows come first: a running stream must not wait for somebody's prompt. A batch has room for a row of each slot,
 so beside a prompt there is always some for a piece of it. Where steps may not be mixed the two kinds take turns, by the
-rules of ``grant_interval`` (K9, K105).
+rules of ``grant_interval`` (K9, K105). Streams advance in every second step at least: also where clients send prompts
+and leave, which stops the steps that hold pieces of them.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ def choose_step(
     grant_interval: int,
     last_kind: StepKind,
     n_decode_steps: int,
+    owes_decode: bool,
 ) -> StepChoice:
     """The kind of the next step, by T12.
 
+    ``owes_decode``: the last step had decode rows and was stopped for the sake of a prompt nobody wants any more.
     ``n_begun`` prompts have had a piece, ``n_new`` have not. Mixed steps make no difference between them. Where steps
     are not mixed a new prompt has its first piece at once, but never right after another prompt step: prompts that
     end with their first token would else keep streams waiting for ever.
@@ -51,6 +54,8 @@ def choose_step(
     n_prompts = n_begun + n_new
     if not n_prompts:  # nearly every step
         return StepChoice(StepKind.DECODE if n_decoding else None, 0)
+    if owes_decode and n_decoding:
+        return StepChoice(StepKind.DECODE, n_decode_steps)
     must_decode = n_decoding > 0 and last_kind is StepKind.PROMPT
     decision = decide_tick(
         TickState(

@@ -249,6 +249,30 @@ def test_who_listens_to_several_ends_them_all() -> None:
     service.close()
 
 
+def test_a_consumer_that_raises_loses_its_own_events_only() -> None:
+    """K15: those of the same tick behind it come, and its request holds no slot."""
+    service = serve(FakeEngine(n_slots=3, n_ctx=100_000))
+
+    async def check() -> None:
+        taken: dict[str, list[Event]] = {name: [] for name in "abc"}
+
+        def fail(event: Event) -> None:
+            taken["b"].append(event)
+            raise RuntimeError("an encoder")
+
+        requests = [request("a", 50), request("b", None), request("c", 50)]
+        leave = service.listen(requests, [taken["a"].append, fail, taken["c"].append])
+        await until(lambda: service.stats().active_slots == 0)
+        await until(lambda: all(taken[name] and isinstance(taken[name][-1], Finished) for name in "ac"))
+        assert [sum(isinstance(event, TextDelta) for event in taken[name]) for name in "ac"] == [50, 50]
+        assert len(taken["b"]) == 1
+        assert service.stats().requests_cancelled == 1
+        leave()
+
+    asyncio.run(asyncio.wait_for(check(), PATIENCE_S))
+    service.close()
+
+
 def test_an_id_in_use_is_refused_and_its_owner_is_not_disturbed() -> None:
     gate = Gate()
     service = serve(FakeEngine(before_step=gate))

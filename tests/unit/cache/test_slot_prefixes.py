@@ -679,6 +679,19 @@ def test_a_restart_brings_back_what_was_on_disk(rig: Rig, tmp_path: Path) -> Non
     after.memory.close()
 
 
+def test_an_engine_that_is_down_costs_the_disk_nothing_that_ram_has(tmp_path: Path) -> None:
+    others = set(threading.enumerate())
+    before = Rig(split_engine(n_slots=1), ram_bytes=1 << 20, disk=_disk(tmp_path, can_trim=True))
+    before.ask(text(300))
+    before.ask(text(300, seed=1))  # in the slot of the first, which is copied to RAM
+    before.engine.shutdown()
+    before.memory.clear()
+    assert set(threading.enumerate()) <= others
+    after = Rig(split_engine(n_slots=1), disk=_disk(tmp_path, can_trim=True))
+    assert after.memory.gauges().disk_entries == 1
+    after.memory.close()
+
+
 def test_a_request_that_is_cancelled_while_the_disk_is_read_is_forgotten(tmp_path: Path) -> None:
     before = Rig(disk=_disk(tmp_path, can_trim=True))
     first = before.ask(text(60))

@@ -11,7 +11,7 @@ from llamaserve.engine.fake_masks import allowed_tokens
 from llamaserve.engine.fake_text import BOS, EOS, FakeVocabulary
 from llamaserve.errors import BadGrammar
 from llamaserve.grammar.compiler import GrammarCompiler
-from llamaserve.grammar.lazy import MOST_KEPT
+from llamaserve.grammar.lazy import MOST_KEPT, MOST_MATCHED, Triggers
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec, Trigger, TriggerKind
 from tests.unit.grammar.walk import may_end
 
@@ -110,6 +110,31 @@ def test_a_trigger_is_found_after_a_very_long_text(compiler: GrammarCompiler) ->
     state = begun(compiler, CALL, anchored)
     feed(state, b"y" * (3 * MOST_KEPT) + b"<call>")
     assert allowed(state) is None
+
+
+def test_a_pattern_is_not_searched_in_all_the_text_for_each_token() -> None:
+    """But one that wants the beginning is, and a match may begin well before its end."""
+    sizes: list[int] = []
+
+    class Recording:
+        pattern = b"<call>"
+
+        def search(self, text: bytearray, start: int) -> None:
+            sizes.append(len(text) - start)
+
+    triggers = Triggers(frozenset(), (), ((Recording(), False),))  # type: ignore[arg-type]  # what is used of a pattern
+    text = bytearray(b"y" * 2 * MOST_KEPT)
+    assert triggers.find(text, len(text) - 5, is_cut=False) is None
+    assert sizes == [MOST_MATCHED + 5]
+
+
+@pytest.mark.parametrize("pattern", ["^y*(<call>)", "<go>y*(<call>)"])
+def test_a_match_may_be_long(compiler: GrammarCompiler, pattern: str) -> None:
+    n_between = 2 * MOST_MATCHED if pattern.startswith("^") else MOST_MATCHED - 20
+    state = begun(compiler, CALL, Trigger(TriggerKind.PATTERN, pattern))
+    feed(state, b"" if pattern.startswith("^") else b"z" * 3000 + b"<go>")
+    feed(state, b"y" * n_between + b"<call>")
+    assert allowed(state) == [ord("x")]
 
 
 def test_the_grammar_waits_for_the_end_of_a_reasoning(compiler: GrammarCompiler) -> None:

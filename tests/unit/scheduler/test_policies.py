@@ -99,6 +99,7 @@ def run_choices(
             grant_interval=interval,
             last_kind=last_kind,
             n_decode_steps=count,
+            owes_decode=False,
         )
         last_kind = kind or last_kind
         kinds.append(kind)
@@ -133,15 +134,46 @@ def test_mixed_steps_have_all_rows_and_pieces_at_once(n_begun: int, n_new: int) 
 
 @pytest.mark.parametrize("mixed_step", [True, False])
 @pytest.mark.parametrize("last_kind", list(StepKind))
+@pytest.mark.parametrize("owes_decode", [True, False])
 def test_without_streams_a_prompt_always_goes_on_and_without_anything_there_is_no_step(
-    mixed_step: bool, last_kind: StepKind
+    mixed_step: bool, last_kind: StepKind, owes_decode: bool
 ) -> None:
     common = {"mixed_step": mixed_step, "grant_interval": 16, "last_kind": last_kind, "n_decode_steps": 3}
+    common["owes_decode"] = owes_decode
     prompt_kind = StepKind.MIXED if mixed_step else StepKind.PROMPT
     for n_begun, n_new in ((1, 0), (0, 1)):
         assert choose_step(n_decoding=0, n_begun=n_begun, n_new=n_new, **common) == (prompt_kind, 0)  # type: ignore[arg-type]  # the values have the parameters' types
     assert choose_step(n_decoding=0, n_begun=0, n_new=0, **common) == (None, 0)  # type: ignore[arg-type]  # as above
     assert choose_step(n_decoding=1, n_begun=0, n_new=0, **common) == (StepKind.DECODE, 0)  # type: ignore[arg-type]  # as above
+
+
+@given(
+    mixed_step=st.booleans(),
+    interval=st.integers(0, 3),
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.booleans()), max_size=40),
+)
+def test_streams_advance_in_every_second_step_whatever_prompts_come_and_go(
+    mixed_step: bool, interval: int, steps: list[tuple[int, int, bool]]
+) -> None:
+    """Steps that hold a piece are stopped as often as clients like: then their decode rows have no token."""
+    last_kind, count, has_advanced = StepKind.DECODE, 0, True
+    owes_decode = False
+    for n_begun, n_new, is_stopped in steps:
+        kind, count = choose_step(
+            n_decoding=2,
+            n_begun=n_begun,
+            n_new=n_new,
+            mixed_step=mixed_step,
+            grant_interval=interval,
+            last_kind=last_kind,
+            n_decode_steps=count,
+            owes_decode=owes_decode,
+        )
+        assert kind is not None
+        owes_decode = kind is StepKind.MIXED and is_stopped
+        advances = kind is not StepKind.PROMPT and not owes_decode
+        assert advances or has_advanced
+        last_kind, has_advanced = kind, advances
 
 
 def test_prompts_share_the_budget_in_order_of_admission() -> None:

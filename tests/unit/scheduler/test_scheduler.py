@@ -528,6 +528,34 @@ def test_a_row_stopped_for_others_sake_runs_again() -> None:
     assert harness.scheduler.stats().failed_steps == 0
 
 
+@pytest.mark.parametrize("mixed_step", [True, False])
+def test_clients_that_send_prompts_and_leave_keep_no_stream_from_its_tokens(mixed_step: bool) -> None:
+    """K9: at least every second step has a token for it, and a prompt that stays is computed beside it."""
+    engine = FakeEngine(n_slots=3, n_ctx=4096)
+    harness = Harness(engine, SchedulerConfig(mixed_step=mixed_step, prefill_chunk=8))
+    stream = harness.submit(b"stream", max_tokens=200)
+    harness.tick(2)
+    leaving: list[str] = []
+
+    def leave(plan: StepPlan, flag: FakeFlag | None) -> None:
+        if plan.pieces:
+            harness.scheduler.cancel(leaving.pop())
+
+    for _ in range(20):
+        n_tokens = len(harness.tokens(stream))
+        for _ in range(2):
+            if not leaving:
+                leaving.append(harness.submit(b"p" * 100))
+            engine.before_step = leave
+            harness.tick()
+            engine.before_step = None
+        assert len(harness.tokens(stream)) > n_tokens
+    patient = harness.submit(b"patient", max_tokens=3)
+    harness.run()
+    assert harness.tokens(patient) == alone(b"patient", 3, n_ctx=4096)[1]
+    assert harness.tokens(stream) == alone(b"stream", 200, n_ctx=4096)[1]
+
+
 def test_a_row_that_cannot_run_again_does_not_lose_its_step_for_others_sake() -> None:
     """S56: memory that cannot go back; then only a step that nobody waits for is stopped."""
     engine = FakeEngine(can_rewind=False)

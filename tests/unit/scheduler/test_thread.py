@@ -173,13 +173,18 @@ def test_a_thread_closed_from_itself_ends() -> None:
     assert running.engine.is_shut_down
 
 
-def test_a_fault_of_the_scheduler_itself_answers_everybody() -> None:
+class Abort(BaseException):
+    """As a native extension's arrives: no Exception."""
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError("a bug"), Abort("a bug"), SystemExit("a bug")], ids=repr)
+def test_a_fault_of_the_scheduler_itself_answers_everybody(fault: BaseException) -> None:
     """K36, K15: nobody waits for a thread that has died."""
 
     class FaultyEngine(FakeEngine):
         def used_cells(self) -> int:
             if self.plans:
-                raise ZeroDivisionError("a bug")
+                raise fault
             return 0
 
     running = Running(FaultyEngine(n_slots=1))
@@ -188,6 +193,7 @@ def test_a_fault_of_the_scheduler_itself_answers_everybody() -> None:
     assert request_id == "a"
     assert isinstance(event, Failed)
     assert "a bug" in str(event.error)
+    assert running.thread.failure is not None
     with pytest.raises(EngineDown):
         running.submit("b")
     running.thread.close()
