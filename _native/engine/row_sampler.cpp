@@ -4,6 +4,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "error.h"
+
 namespace llamaserve {
 namespace {
 
@@ -56,14 +58,14 @@ llama_token RowSampler::draw(const float * logits, const TokenMask * mask) {
     }
     llama_token_data_array array{candidates_.data(), candidates_.size(), -1, false};
     if (array.size == 0) {
-        throw std::runtime_error("no token may be drawn");
+        throw NoTokenError();
     }
     llama_sampler_apply(chain_.get(), &array);
     if (array.selected < 0 || array.selected >= (int64_t) array.size) {
         throw std::runtime_error("the sampler selected no token");
     }
     if (mask != nullptr && !std::isfinite(array.data[array.selected].logit)) {
-        throw std::runtime_error("every token that the grammar allows is forbidden by the request");
+        throw NoTokenError();
     }
     const llama_token token = array.data[array.selected].id;
     look_back_on(token);

@@ -24,8 +24,8 @@ public:
     // What the samplers look back on beside the tokens drawn: the end of the prompt.
     void show_history(const std::vector<llama_token> & tokens);
 
-    // The next token, from the logits of the whole vocabulary; the chain has taken note of it. Throws std::runtime_error
-    // when the chain selects none, or none but forbidden ones are left.
+    // The next token, from the logits of the whole vocabulary; the chain has taken note of it. Throws NoTokenError when the
+    // mask and the rest leave none, std::runtime_error when the chain selects none.
     llama_token draw(const float * logits, const TokenMask * mask = nullptr);
 
     // For tests: the same through the chain alone.

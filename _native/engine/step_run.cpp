@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "error.h"
 #include "llama_log.h"
 
 namespace llamaserve {
@@ -287,7 +288,7 @@ void StepRun::commit() {
             fail_row(entry.row, RowError::decode, "llama.cpp gave no logits");
             continue;
         }
-        draws_.push_back({&entry, logits, {}, {}});
+        draws_.push_back({&entry, logits});
     }
     draw_tokens();
     for (Draw & draw : draws_) {
@@ -327,8 +328,12 @@ void StepRun::compute_draw(Draw & draw) {
         if (n_top >= 0) {
             draw.score = LogProbs(draw.logits, model_.n_vocab()).score(token, n_top);
         }
+    } catch (const NoTokenError & error) {
+        draw.error   = RowError::no_token;
+        draw.message = error.what();
     } catch (const std::exception & error) {
-        draw.failure = std::string("sampling failed: ") + error.what();
+        draw.error   = RowError::decode;
+        draw.message = std::string("no token could be drawn: ") + error.what();
     }
 }
 
@@ -339,9 +344,9 @@ void StepRun::finish_draw(Draw & draw) {
         output.token = RowOutput::no_token;
         return;
     }
-    if (!draw.failure.empty()) {
+    if (draw.error != RowError::none) {
         output.token = RowOutput::no_token;
-        fail_row(row, RowError::decode, draw.failure);
+        fail_row(row, draw.error, draw.message);
         return;
     }
     if (draw.score.chosen.token >= 0) {
@@ -369,7 +374,7 @@ void StepRun::fail_row(size_t row, RowError error, const std::string & message) 
     outputs_[row].message = message;
     outputs_[row].scores.clear();
     Sequence & owner      = sequence(row);
-    if (error == RowError::decode) {
+    if (error == RowError::decode || error == RowError::no_token) {
         forget(row);
         return;
     }

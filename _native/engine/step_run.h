@@ -63,7 +63,8 @@ private:
         const Entry * entry;
         const float * logits;
         TokenScore    score;
-        std::string   failure;
+        RowError      error = RowError::none;
+        std::string   message;
     };
 
     void begin(const std::vector<llama_seq_id> & decode, const std::vector<PromptPiece> & pieces);

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llamaserve.engine.fake_masks import check_masks, masked
+from llamaserve.engine.fake_masks import check_masks, forbidden_tokens, next_token
 from llamaserve.engine.fake_memory import FakeCells, FakeState
 from llamaserve.engine.fake_text import (
     BOS,
@@ -120,9 +120,9 @@ class FakeSuspended:
 class FakeEngine:
     """An ``Engine`` with scripted text.
 
-    ``continuation`` draws every token; of the sampling parameters only those matter that forbid EOS, for good or before
-    ``min_tokens``: it is then drawn as ".". A token that a mask bars becomes one that it allows. Scores are those of
-    ``fake_text.score``.
+    ``continuation`` draws every token; of the sampling parameters only those matter that forbid tokens. One that may
+    not be drawn becomes another, EOS a ".", and one that a mask bars one that it allows (``fake_masks.next_token``).
+    Scores are those of ``fake_text.score``.
 
     ``step_s`` seconds pass in a step, unless its flag is set before. ``n_ctx`` cells are shared by all sequences, one
     of them holds at most ``n_ctx_seq``. A step that runs ahead takes no time and no cell: only the next ``submit`` sees
@@ -633,12 +633,13 @@ class FakeEngine:
         self._cells.append(seq_id, tokens)
         if not draw:
             return FakeRow(seq_id)
-        likeliest = token = self._continuation(self._cells.tokens(seq_id))
+        text = self._cells.tokens(seq_id)
+        likeliest = self._continuation(text)
         spec = sequence.spec
-        is_end_forbidden = spec.sampling.ignore_eos or sequence.n_drawn < spec.sampling.min_tokens
-        if token == EOS and (is_end_forbidden or spec.sampling.logit_bias.get(EOS) == float("-inf")):
-            token = ord(".")
-        token = masked(token, self._masks.get(seq_id), self._cells.length(seq_id))
+        forbidden = forbidden_tokens(spec, text[len(text) - sequence.n_drawn :])
+        token = next_token(likeliest, self._masks.get(seq_id), forbidden, len(text))
+        if token is None:
+            return self._fail(seq_id, RowError.NO_TOKEN, "every token that the mask allows is forbidden")
         sequence.drawn = token
         sequence.n_drawn += 1
         scores = () if spec.n_top is None else (score(likeliest, token, spec.n_top),)
@@ -657,7 +658,7 @@ class FakeEngine:
     def _fail(self, seq_id: int, error: RowError, message: str) -> FakeRow:
         if error is RowError.ABORTED and not self._can_rewind:
             self._sequences[seq_id].broken = message
-        if error is RowError.DECODE or self._sequences[seq_id].broken is not None:
+        if error in (RowError.DECODE, RowError.NO_TOKEN) or self._sequences[seq_id].broken is not None:
             self._cells.trim(seq_id, 0)
             self._sequences[seq_id].drawn = None
         return FakeRow(seq_id, error=error, message=message)

@@ -54,6 +54,9 @@ class RowError(enum.Enum):
     """No KV cell left for it, even alone; the sequence is as before the step, which can be tried again."""
     DECODE = "decode"
     """llama.cpp failed on it; the sequence is cleared and must be closed."""
+    NO_TOKEN = "no_token"
+    """Its mask and its sampling parameters together leave no token to draw; the sequence is cleared and must be
+    closed."""
     ABORTED = "aborted"
     """The step's flag stopped it; the sequence is as before the step, or broken where memory cannot go back."""
 
