@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -417,3 +418,27 @@ def test_breakers_that_nearly_every_token_has_are_refused(model: _engine.Model) 
             refused()
         assert caught.value.param == "dry_sequence_breakers"
     model.find_breakers(["\n", "q", ""])
+
+
+def test_breakers_that_were_looked_up_are_kept_for_as_many_requests_as_may_wait(model: _engine.Model) -> None:
+    """A search takes milliseconds, and what asks next is the thread of all streams."""
+    requests = [[f"{mark}{letter}{index}" for letter in "abcdefgh" for index in range(4)] for mark in "~^|`@#§±¶£"]
+    times = []
+    for texts in (*requests, *requests):
+        started = time.perf_counter()
+        model.find_breakers(texts)
+        times.append(time.perf_counter() - started)
+    assert max(times[len(requests) :]) < min(times[: len(requests)]) / 4
+
+
+def test_breakers_are_looked_up_by_several_threads_at_once(model: _engine.Model, default_model: Path) -> None:
+    fresh = _engine.Model.inspect(os.fsencode(default_model))
+    texts = [f"{mark}{index}" for mark in "~^|`@§±" for index in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda start: fresh.find_breakers(texts[start : start + 32]), range(0, 24, 3)))
+    changes = {"dry_multiplier": 20.0, "dry_allowed_length": 1, "dry_sequence_breakers": tuple(texts[:32])}
+    samplers = [sampler(one, changes, whole_vocabulary=False) for one in (fresh, model)]
+    for one in samplers:
+        one.show_history(a_history(model))
+    for logits in rows(model)[:50]:
+        assert len({one.draw(logits) for one in samplers}) == 1
