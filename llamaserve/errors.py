@@ -11,6 +11,7 @@
     │   ├── BadSampler
     │   ├── BadTemplate
     │   ├── BadGrammar
+    │   ├── NoTokenLeft
     │   └── ModelNotFound
     ├── CapacityError          the input is fine, the room or the time is not
     │   ├── QueueFull
@@ -134,6 +135,16 @@ class BadGrammar(RequestError):
     def __init__(self, message: str, param: str | None = None) -> None:
         self.param = param
         super().__init__(message)
+
+
+class NoTokenLeft(RequestError):
+    """What a restriction allows next, the request's sampling parameters forbid; seen when the token is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no token is left to draw: each one that the restriction of the answer allows next is forbidden by "
+            "logit_bias, ignore_eos, min_tokens, bad_words or allowed_token_ids"
+        )
 
 
 class ModelNotFound(RequestError):

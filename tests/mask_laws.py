@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-from llamaserve.engine.port import Engine, PromptPiece, SequenceSpec, StepPlan
+from llamaserve.engine.port import Engine, PromptPiece, RowError, SequenceSpec, StepPlan
 from llamaserve.errors import EngineError
+from llamaserve.sampling import SamplingParams
 from tests.engine_laws import GREEDY, N_TOKENS, SEEDED, Law, alone, prompt_of, refusal, start, token_of
 
 
@@ -104,10 +106,46 @@ def a_bad_mask_is_refused_with_its_plan(engine: Engine) -> None:
     assert tokens == expected
 
 
+def a_row_that_may_draw_nothing_fails_alone(engine: Engine) -> None:
+    """Its mask allows only what its sampling parameters forbid: behind its prompt, and later."""
+    expected = alone(engine, 1)
+    few = ordinary(engine)[3:9]
+    mask = mask_of(engine, few)
+    one, *others = few
+    for sampling in (
+        SamplingParams(logit_bias=dict.fromkeys(few, -math.inf)),
+        SamplingParams(logit_bias=dict.fromkeys(others, -math.inf), bad_words=((one,),)),
+        SamplingParams(allowed_token_ids=tuple(ordinary(engine)[10:20])),
+    ):
+        for n_before in (0, 2):
+            prompt = prompt_of(engine)
+            neighbour = [start(engine, 1, 1)]
+            engine.open(SequenceSpec(0, sampling, prompt))
+            if n_before:
+                engine.step(StepPlan(pieces=[PromptPiece(0, prompt, is_last=True)]))
+                for _ in range(n_before):
+                    rows = engine.collect(engine.submit(StepPlan(decode=[0, 1]), ahead=True))
+                    neighbour.append(token_of(rows[1]))
+                failed, other = engine.step(StepPlan(decode=[0, 1], masks={0: mask}))
+            else:
+                piece = PromptPiece(0, prompt, is_last=True)
+                other, failed = engine.step(StepPlan(decode=[1], pieces=[piece], masks={0: mask}))
+            assert (failed.error, failed.token, failed.piece) == (RowError.NO_TOKEN, None, b"")
+            assert failed.message
+            neighbour.append(token_of(other))
+            assert refusal(engine, StepPlan(decode=[0])) is EngineError
+            engine.close(0)
+            while len(neighbour) < N_TOKENS:
+                neighbour.append(token_of(engine.step(StepPlan(decode=[1]))[0]))
+            assert neighbour == expected
+            engine.close(1)
+
+
 MASK_LAWS: tuple[Law, ...] = (
     a_row_draws_what_its_mask_allows,
     a_mask_that_allows_all_changes_nothing,
     a_mask_holds_for_a_step_that_ran_ahead,
     a_bad_mask_is_refused_with_its_plan,
+    a_row_that_may_draw_nothing_fails_alone,
 )
 """Leave sequences open, as ``LAWS`` do."""

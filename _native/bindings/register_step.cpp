@@ -17,6 +17,7 @@ py::object row_error(const RowOutput & row) {
         case RowError::none:         return py::none();
         case RowError::context_full: name = "CONTEXT_FULL"; break;
         case RowError::decode:       name = "DECODE"; break;
+        case RowError::no_token:     name = "NO_TOKEN"; break;
         case RowError::aborted:      name = "ABORTED"; break;
     }
     return py::module_::import("llamaserve.engine.port").attr("RowError").attr(name);

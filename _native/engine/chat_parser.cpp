@@ -73,9 +73,15 @@ size_t JsonDepth::take(std::string_view text) {
 
 ChatParser::ChatParser(std::shared_ptr<const ChatSyntax> syntax)
     : syntax_(std::move(syntax)), text_(syntax_->generation_prompt()), n_used_(text_.size()), is_stale_(false) {
-    // What stands in the prompt already, the beginning of a message that is continued, is no news.
-    parse();
-    delta_ = {};
+    // What stands in the prompt already, the beginning of a message that is continued, is no news. A client may have
+    // written it, so it is not parsed either where that goes too deep.
+    note_nesting(text_);
+    if (deepest_ <= max_nesting) {
+        parse();
+    } else {
+        is_stale_ = true;
+    }
+    delta_  = {};
     n_used_ = text_.size();
 }
 

@@ -10,7 +10,9 @@
 namespace llamaserve {
 namespace {
 
-constexpr size_t most_kept      = 256;   // breakers; clients choose them
+// What is kept: for all requests that may wait by default with as many breakers as they may have, some 30 MB at most.
+constexpr size_t most_kept           = 4096;  // breakers; clients choose them
+constexpr size_t most_kept_sequences = 524'288;
 constexpr size_t most_tail      = 20;    // tokens, as in llama_sampler_init_dry
 constexpr size_t most_sequences = 8192;  // about a millisecond for each request
 
@@ -41,15 +43,33 @@ DryBreakers::Found DryBreakers::find(const std::vector<std::string> & texts) con
 }
 
 std::shared_ptr<const DryBreakers::Found> DryBreakers::find_one(const std::string & text) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto                        known = found_.find(text);
-    if (known != found_.end()) {
-        return known->second;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto                        known = kept_.find(text);
+        if (known != kept_.end()) {
+            known->second.used_at = ++clock_;
+            return known->second.found;
+        }
     }
-    if (found_.size() >= most_kept) {
-        found_.clear();
+    const std::shared_ptr<const Found> found = search(text);
+    const std::lock_guard<std::mutex>  lock(mutex_);
+    if (kept_.count(text) == 0) {  // nobody has searched for it meanwhile
+        make_room(found->size());
+        kept_[text] = {found, ++clock_};
+        n_kept_ += found->size();
     }
-    return found_[text] = search(text);
+    return found;
+}
+
+// Forgets those that were not asked for the longest, until one more of so many sequences has room.
+void DryBreakers::make_room(size_t n_sequences) const {
+    while (!kept_.empty() && (kept_.size() >= most_kept || n_kept_ + n_sequences > most_kept_sequences)) {
+        const auto oldest = std::min_element(kept_.begin(), kept_.end(), [](const auto & one, const auto & other) {
+            return one.second.used_at < other.second.used_at;
+        });
+        n_kept_ -= oldest->second.found->size();
+        kept_.erase(oldest);
+    }
 }
 
 std::shared_ptr<const DryBreakers::Found> DryBreakers::search(const std::string & text) const {
@@ -57,9 +77,7 @@ std::shared_ptr<const DryBreakers::Found> DryBreakers::search(const std::string 
     if (text.empty()) {
         return found;
     }
-    if (ends_.empty()) {
-        read_vocabulary();
-    }
+    std::call_once(is_read_, [this] { read_vocabulary(); });
     std::vector<std::optional<std::vector<llama_token>>> tails(text.size());  // by the bytes that were said before
     size_t                                               start = 0;
     for (llama_token id = 0; id < (llama_token) ends_.size(); id++) {

@@ -28,6 +28,7 @@
 #include "sequence.h"
 #include "step.h"
 #include "step_run.h"
+#include "suspended.h"
 #include "worker.h"
 
 namespace llamaserve {
@@ -76,7 +77,7 @@ public:
         return collect(submit(std::move(plan), std::move(flag)));
     }
     // Take back what the worker computes ahead, if anything: cells and samplers are as after the step collected last. The
-    // ids of sequences where that failed; they can only be closed.
+    // ids of open sequences where that failed, now or in a call that took it back itself, told once; they can only be closed.
     std::vector<llama_seq_id> unwind();
 
     // Close a sequence that has drawn a token, keeping what it needs to go on: its sampler, and its cells when their copy
@@ -132,17 +133,14 @@ private:
     };
 
     // --- caller thread ---
-    void       check_up() const;
-    void       settle_memory(llama_seq_id seq_id);
-    void       check_is_closed(llama_seq_id seq_id) const;
-    void       check_slot_is_free(llama_seq_id seq_id) const;
-    void       check_plan(const StepPlan & plan) const;
-    void       check_purge(const StepPlan & plan) const;
-    void       check_masks(const StepPlan & plan) const;
-    Sequence & check_row(llama_seq_id seq_id, std::vector<bool> & seen) const;
-    void       await_job();
-    void       settle();
-    void       warm_up();
+    void check_up() const;
+    void settle_memory(llama_seq_id seq_id);
+    void check_is_closed(llama_seq_id seq_id) const;
+    void check_slot_is_free(llama_seq_id seq_id) const;
+    void check_purge(const StepPlan & plan) const;
+    void await_job();
+    void settle();
+    void warm_up();
 
     // --- worker thread ---
     void run_step();
@@ -180,6 +178,7 @@ private:
     std::string                 down_;
     StepReport                  report_;
     int64_t                     used_cells_ = 0;
+    std::vector<llama_seq_id>   broken_;  // by taking back, not told yet
 
     // --- from caller to worker, written before a job is given ---
     StepPlan plan_;

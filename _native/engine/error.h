@@ -33,6 +33,11 @@ struct BadSamplerError : std::runtime_error {
     std::string limit;
 };
 
+// What a restriction allows next, the request's other parameters forbid.
+struct NoTokenError : std::runtime_error {
+    NoTokenError() : std::runtime_error("of the tokens that the restriction allows, the request forbids every one") {}
+};
+
 // A text that cannot be tokenised safely.
 struct BadTextError : std::runtime_error {
     using std::runtime_error::runtime_error;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "error.h"
 #include "llama-sampler.h"
@@ -152,39 +151,45 @@ int32_t SamplerSpec::n_likeliest() const {
 // --- the chain ---
 
 std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model & model) {
-    std::map<llama_token, float> sums;  // llama.cpp adds up several biases of a token only where it finds them by index
+    std::vector<llama_logit_bias> biases;
+    biases.reserve(spec.logit_bias.size());
     for (const auto & [token, bias] : spec.logit_bias) {
         if (!model.has_token(token)) {
             throw BadTokenError(token, model.n_vocab());
         }
-        sums[(llama_token) token] += bias;
+        biases.push_back({(llama_token) token, bias});
     }
     if (spec.ignore_eos) {
         for (const llama_token token : model.eog_tokens()) {
-            sums[token] = -INFINITY;
+            biases.push_back({token, -INFINITY});
         }
     }
     int32_t             n_suppressed = 0;
     const llama_token * suppressed   = llama_vocab_get_suppress_tokens(model.vocab(), &n_suppressed);
     for (int32_t i = 0; i < n_suppressed; i++) {
-        sums[suppressed[i]] = -INFINITY;
+        biases.push_back({suppressed[i], -INFINITY});
     }
-    std::vector<llama_logit_bias> biases;
-    for (const auto & [token, bias] : sums) {
-        biases.push_back({token, bias});
+    std::stable_sort(biases.begin(), biases.end(), [](const llama_logit_bias & one, const llama_logit_bias & other) {
+        return one.token < other.token;
+    });
+    size_t n_sums = 0;  // llama.cpp adds up several biases of a token only where it finds them by index
+    for (const llama_logit_bias & bias : biases) {
+        if (n_sums > 0 && biases[n_sums - 1].token == bias.token) {
+            biases[n_sums - 1].bias += bias.bias;
+        } else {
+            biases[n_sums++] = bias;
+        }
     }
+    biases.resize(n_sums);
     return biases;
 }
 
-SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model, const std::vector<llama_logit_bias> & biases) {
+SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model) {
     llama_sampler_chain_params params = llama_sampler_chain_default_params();
     params.no_perf                    = true;
     SamplerHandle chain(llama_sampler_chain_init(params));
     const auto add = [&](llama_sampler * sampler) { llama_sampler_chain_add(chain.get(), sampler); };
 
-    if (!biases.empty()) {
-        add(llama_sampler_init_logit_bias(model.n_vocab(), (int32_t) biases.size(), biases.data()));
-    }
     const bool is_greedy = spec.is_greedy();
     for (const SamplerKind kind : spec.samplers) {
         // What follows the moves of a greedy chain drops tokens, never the likeliest.

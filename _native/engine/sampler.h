@@ -79,12 +79,12 @@ private:
 };
 
 // The biases of a request, and a ban on the tokens that the model suppresses and, where asked for, on those that end a
-// generation; one a token. Throws BadTokenError for one outside the vocabulary.
+// generation; one a token, in ascending order. Throws BadTokenError for one outside the vocabulary.
 std::vector<llama_logit_bias> all_biases(const SamplerSpec & spec, const Model & model);
 
-// The chain that common/sampling.cpp makes of the same parameters: biases, the samplers in their order without those that
-// change nothing, then what draws; or biases, temperature and mirostat. Always ends in a sampler that selects a token. A
-// temperature below 1e-5 is 0. Throws BadSamplerError as DryBreakers::find.
-SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model, const std::vector<llama_logit_bias> & biases);
+// The chain that common/sampling.cpp makes of the same parameters, without the biases that it begins with: the samplers in
+// their order without those that change nothing, then what draws; or temperature and mirostat. Always ends in a sampler that
+// selects a token. A temperature below 1e-5 is 0. Throws BadSamplerError as DryBreakers::find.
+SamplerHandle make_sampler(const SamplerSpec & spec, const Model & model);
 
 }  // namespace llamaserve

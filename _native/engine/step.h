@@ -41,6 +41,7 @@ enum class RowError {
     none,
     context_full,  // no KV cell left, even alone; the sequence is as before the step
     decode,        // llama.cpp failed on it; the sequence is cleared and must be closed
+    no_token,      // its mask and its sampler leave none to draw; the sequence is cleared and must be closed
     aborted,       // the step's flag stopped it; as before the step, or broken where memory cannot go back
 };
 

@@ -11,8 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llamaserve.engine.fake_masks import check_masks, masked
+from llamaserve.engine.fake_faults import FakeFaults
+from llamaserve.engine.fake_masks import check_masks, forbidden_tokens, next_token
 from llamaserve.engine.fake_memory import FakeCells, FakeState
+from llamaserve.engine.fake_plan_checks import check_plan
+from llamaserve.engine.fake_sequence import FakeSequence, FakeSuspended
 from llamaserve.engine.fake_text import (
     BOS,
     EOS,
@@ -93,36 +96,12 @@ class FakeFlag:
         return self._event.wait(timeout_s)
 
 
-class _Sequence:
-    """What is kept of an open sequence beside its cells."""
-
-    __slots__ = ("broken", "drawn", "n_drawn", "n_recompute", "spec")
-
-    def __init__(self, spec: SequenceSpec) -> None:
-        self.spec = spec
-        self.drawn: int | None = None
-        """The token drawn last; it has no cell yet."""
-        self.n_drawn = 0
-        self.n_recompute = 0
-        """Tokens that one resumed without its cells had."""
-        self.broken: str | None = None
-
-
-class FakeSuspended:
-    """A SuspendedSequence, with the tokens of its cells where it keeps them."""
-
-    def __init__(self, sequence: _Sequence, cells: tuple[int, ...] | None, bytes_per_cell: int) -> None:
-        self.sequence: _Sequence | None = sequence
-        self.cells = cells
-        self.n_bytes = 0 if cells is None else len(cells) * bytes_per_cell
-
-
-class FakeEngine:
+class FakeEngine(FakeFaults):
     """An ``Engine`` with scripted text.
 
-    ``continuation`` draws every token; of the sampling parameters only those matter that forbid EOS, for good or before
-    ``min_tokens``: it is then drawn as ".". A token that a mask bars becomes one that it allows. Scores are those of
-    ``fake_text.score``.
+    ``continuation`` draws every token; of the sampling parameters only those matter that forbid tokens. One that may
+    not be drawn becomes another, EOS a ".", and one that a mask bars one that it allows (``fake_masks.next_token``).
+    Scores are those of ``fake_text.score``.
 
     ``step_s`` seconds pass in a step, unless its flag is set before. ``n_ctx`` cells are shared by all sequences, one
     of them holds at most ``n_ctx_seq``. A step that runs ahead takes no time and no cell: only the next ``submit`` sees
@@ -161,6 +140,7 @@ class FakeEngine:
             raise ConfigError("memory that cannot be trimmed cannot share: pass can_share=False too")
         if bytes_per_cell < 1:
             raise ConfigError(f"bytes_per_cell is {bytes_per_cell}: it must be at least 1")
+        super().__init__()
         self.plans: list[StepPlan] = []
         self.ran_ahead: list[bool] = []
         self.opened: list[SequenceSpec] = []
@@ -169,16 +149,13 @@ class FakeEngine:
         self._vocab = FakeVocabulary(fim_tokens)
         self._continuation = continuation
         self._step_s = step_s
-        self._sequences: dict[int, _Sequence] = {}
-        self._row_failures: dict[int, deque[RowError]] = {}
-        self._step_failures: deque[Exception] = deque()
-        self._why_next_is_lost: str | None = None
+        self._sequences: dict[int, FakeSequence] = {}
         self._why_down: str | None = None
         self._pending: tuple[Ticket, StepPlan, FakeFlag | None] | None = None
         self._can_rewind = can_rewind
         self._wants_ahead = False
         self._ahead_rows: tuple[int, ...] = ()
-        self._n_failing_rewinds = 0
+        self._broken: list[int] = []
         self._report = StepReport()
         self._purge_list: deque[int] = deque()
         self._n_tickets = 0
@@ -188,7 +165,6 @@ class FakeEngine:
         self._bytes_per_cell = bytes_per_cell
         self._n_ids = N_SHARED_IDS if can_share else n_slots
         self._cells = FakeCells(self._n_ids)
-        self._n_failing: dict[str, int] = {}
         self._info = ModelInfo(
             architecture="fake",
             description="fake bytes",
@@ -204,34 +180,6 @@ class FakeEngine:
             n_ubatch=n_batch,
             n_slots=n_slots,
         )
-
-    def fail_row(self, seq_id: int, error: RowError) -> None:
-        """The next row of this sequence id fails; called twice, the next two."""
-        self._row_failures.setdefault(seq_id, deque()).append(error)
-
-    def fail_step(self, error: Exception, *, times: int = 1) -> None:
-        """The next ``times`` calls of ``submit`` raise this."""
-        self._step_failures.extend([error] * times)
-
-    def fail_rewinds(self, count: int) -> None:
-        """So many sequences, of the next steps that are taken back, cannot be."""
-        self._n_failing_rewinds = count
-
-    def fail_saves(self, count: int) -> None:
-        """The next ``count`` calls of ``save`` and ``checkpoint`` raise EngineError and change nothing."""
-        self._n_failing["save"] = count
-
-    def fail_restores(self, count: int) -> None:
-        """The next ``count`` calls of ``restore`` and ``go_back`` raise EngineError and change nothing."""
-        self._n_failing["restore"] = count
-
-    def fail_adopts(self, count: int) -> None:
-        """The next ``count`` calls of ``adopt`` raise EngineError and change nothing."""
-        self._n_failing["adopt"] = count
-
-    def lose_context(self, message: str) -> None:
-        """llama.cpp throws in the next step: its rows fail, and later ``open`` and ``submit`` raise EngineDown."""
-        self._why_next_is_lost = message
 
     @property
     def failure(self) -> str | None:
@@ -251,14 +199,14 @@ class FakeEngine:
     def open(self, spec: SequenceSpec) -> None:
         """Start a sequence that goes on from the cells its id holds. Raises EngineError, BadToken, EngineDown."""
         self._check_running()
-        self.unwind()
+        self._settle()
         self._check_free(spec.seq_id)
         for token in spec.sampling.logit_bias:
             check_token(token, "logit_bias")
         for token in (*spec.history, *spec.stop_tokens):
             check_token(token)
         self.opened.append(spec)
-        self._sequences[spec.seq_id] = _Sequence(spec)
+        self._sequences[spec.seq_id] = FakeSequence(spec)
 
     @property
     def can_share(self) -> bool:
@@ -387,8 +335,8 @@ class FakeEngine:
             raise EngineError("a ticket is outstanding")
         is_next = bool(self._ahead_rows) and not plan.pieces and tuple(plan.decode) == self._ahead_rows
         if not is_next:
-            self.unwind()
-        self._check_plan(plan)
+            self._settle()
+        check_plan(plan, self._info, self._sequences, self._cells)
         check_masks(plan)
         if flag is not None and not isinstance(flag, FakeFlag):
             raise EngineError("the flag was not made by this engine")
@@ -396,8 +344,7 @@ class FakeEngine:
         self._wants_ahead = ahead
         self.plans.append(plan)
         self.ran_ahead.append(is_next)
-        if self._step_failures:
-            raise self._step_failures.popleft()
+        self._check_step_failure()
         self._n_tickets += 1
         ticket = Ticket(self._n_tickets)
         self._pending = (ticket, plan, flag)
@@ -440,24 +387,20 @@ class FakeEngine:
         return self._ahead_rows
 
     def unwind(self) -> list[int]:
-        """Take back the step that runs ahead; the ids ``fail_rewinds`` breaks."""
-        broken = self._ahead_rows[: self._n_failing_rewinds]
-        self._n_failing_rewinds -= len(broken)
-        self._ahead_rows = ()
-        for seq_id in broken:
-            self._fail(seq_id, RowError.DECODE, "")
-            self._sequences[seq_id].broken = "a step that ran ahead could not be taken back"
-        return list(broken)
+        """Take back the step that runs ahead; the ids ``fail_rewinds`` breaks, now or in another call."""
+        self._settle()
+        broken, self._broken = self._broken, []
+        return broken
 
     def suspend(self, seq_id: int, max_bytes: int) -> FakeSuspended:
         """Close a sequence and keep it. Raises EngineError, EngineDown."""
         self._check_running()
-        self.unwind()
+        self._settle()
         sequence = self._sequences.get(seq_id)
         if sequence is None or sequence.drawn is None or sequence.broken is not None:
             raise EngineError(f"sequence {seq_id} is not open, has drawn nothing or is broken")
         cells = self._cells.tokens(seq_id)
-        if self._is_recomputing(seq_id) or len(cells) * self._bytes_per_cell > max_bytes:
+        if sequence.is_recomputing(len(cells)) or len(cells) * self._bytes_per_cell > max_bytes:
             sequence.n_recompute = max(len(cells), sequence.n_recompute)
             suspended = FakeSuspended(sequence, None, self._bytes_per_cell)
         else:
@@ -469,7 +412,7 @@ class FakeEngine:
     def resume(self, seq_id: int, suspended: SuspendedSequence) -> bool:
         """Open it again; False when its cells have no room. Raises EngineError, EngineDown."""
         self._check_running()
-        self.unwind()
+        self._settle()
         self._check_free(seq_id)
         if not isinstance(suspended, FakeSuspended) or suspended.sequence is None:
             raise EngineError("a sequence suspended by this engine can be resumed once")
@@ -496,11 +439,12 @@ class FakeEngine:
 
     def close(self, seq_id: int, *, keep: bool = False) -> bool:
         """End the sequence; whether it was open."""
-        self.unwind()
+        self._settle()
         self._row_failures.pop(seq_id, None)
         sequence = self._sequences.pop(seq_id, None)
         if sequence is None:
             return False
+        self._broken = [broken for broken in self._broken if broken != seq_id]
         if not keep or sequence.broken is not None:
             self._cells.trim(seq_id, 0)
         return True
@@ -518,29 +462,28 @@ class FakeEngine:
         self._sequences.clear()
         self._cells = FakeCells(self._n_ids)
 
+    def _settle(self) -> None:
+        broken = self._take_failing_rewinds(self._ahead_rows)
+        self._ahead_rows = ()
+        for seq_id in broken:
+            self._fail(seq_id, RowError.DECODE, "")
+            self._sequences[seq_id].broken = "a step that ran ahead could not be taken back"
+        self._broken += broken
+
     def _check_running(self) -> None:
         if self._why_down is not None:
             raise EngineDown(self._why_down)
 
-    def _check_id(self, seq_id: int) -> None:
-        if not 0 <= seq_id < self._n_ids:
-            raise EngineError(f"sequence {seq_id} is out of range (0..{self._n_ids - 1})")
-
     def _check_memory(self, seq_id: int) -> None:
         self._check_running()
-        self.unwind()
-        self._check_id(seq_id)
+        self._settle()
+        self._cells.check_id(seq_id)
 
     def _check_not_open(self, seq_id: int) -> None:
         if seq_id in self._sequences:
             raise EngineError(f"sequence {seq_id} is open")
 
-    def _check_scripted(self, what: str) -> None:
-        if self._n_failing.get(what, 0) > 0:
-            self._n_failing[what] -= 1
-            raise EngineError(f"scripted failure of {what}")
-
-    def _check_adopts(self, seq_id: int, sequence: _Sequence, n_tokens: int) -> None:
+    def _check_adopts(self, seq_id: int, sequence: FakeSequence, n_tokens: int) -> None:
         if sequence.broken is not None:
             raise EngineError(f"sequence {seq_id} can only be closed: {sequence.broken}")
         if sequence.drawn is not None and n_tokens > sequence.n_recompute:
@@ -557,50 +500,6 @@ class FakeEngine:
         if not 0 <= seq_id < self._info.n_slots:
             raise EngineError(f"sequence {seq_id} is out of range (0..{self._info.n_slots - 1})")
         self._check_not_open(seq_id)
-
-    def _is_recomputing(self, seq_id: int) -> bool:
-        """Whether it was resumed without its cells and has not got all of them back."""
-        return self._cells.length(seq_id) < self._sequences[seq_id].n_recompute
-
-    def _check_plan(self, plan: StepPlan) -> None:
-        ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
-        if not ids:
-            raise EngineError("the plan is empty")
-        if len(set(ids)) != len(ids):
-            raise EngineError(f"the plan names a sequence twice: {ids}")
-        for seq_id in ids:
-            if seq_id not in self._sequences:
-                raise EngineError(f"sequence {seq_id} is not open")
-        for seq_id in plan.purge:
-            self._check_id(seq_id)
-            if seq_id in self._sequences:
-                raise EngineError(f"sequence {seq_id} is open: it cannot be purged")
-        n_tokens = len(plan.decode) + sum(len(piece.tokens) for piece in plan.pieces)
-        if n_tokens > self._info.n_batch:
-            raise EngineError(f"the plan holds {n_tokens} tokens, at most {self._info.n_batch} are allowed")
-        for seq_id in plan.decode:
-            sequence = self._sequences[seq_id]
-            if sequence.broken is None and (sequence.drawn is None or self._is_recomputing(seq_id)):
-                raise EngineError(f"sequence {seq_id} has drawn no token yet, or has not all of its cells back")
-        for piece in plan.pieces:
-            self._check_piece(piece)
-
-    def _check_piece(self, piece: PromptPiece) -> None:
-        sequence = self._sequences[piece.seq_id]
-        if self._is_recomputing(piece.seq_id):
-            n_after = self._cells.length(piece.seq_id) + len(piece.tokens)
-            if piece.is_last or n_after > sequence.n_recompute:
-                raise EngineError(f"sequence {piece.seq_id} draws nothing before it has its cells back")
-        elif sequence.drawn is not None:
-            raise EngineError(f"sequence {piece.seq_id} has its prompt already")
-        if not piece.tokens:
-            raise EngineError(f"the piece of sequence {piece.seq_id} is empty")
-        for token in piece.tokens:
-            check_token(token)
-        if piece.next_token is not None:
-            if piece.is_last:
-                raise EngineError(f"the piece of sequence {piece.seq_id} is the last and has a next token")
-            check_token(piece.next_token)
 
     def _compute_piece(self, piece: PromptPiece) -> FakeRow:
         before = self._cells.tokens(piece.seq_id)
@@ -623,9 +522,8 @@ class FakeEngine:
         sequence = self._sequences[seq_id]
         if sequence.broken is not None:
             return self._fail(seq_id, RowError.DECODE, sequence.broken)
-        failures = self._row_failures.get(seq_id)
-        if failures:
-            error = failures.popleft()
+        error = self._next_row_failure(seq_id)
+        if error is not None:
             return self._fail(seq_id, error, f"scripted {error.value}")
         n_after = self._cells.length(seq_id) + len(tokens)
         if n_after > self._info.n_ctx_seq or not self._has_room(len(tokens)):
@@ -633,12 +531,13 @@ class FakeEngine:
         self._cells.append(seq_id, tokens)
         if not draw:
             return FakeRow(seq_id)
-        likeliest = token = self._continuation(self._cells.tokens(seq_id))
+        text = self._cells.tokens(seq_id)
+        likeliest = self._continuation(text)
         spec = sequence.spec
-        is_end_forbidden = spec.sampling.ignore_eos or sequence.n_drawn < spec.sampling.min_tokens
-        if token == EOS and (is_end_forbidden or spec.sampling.logit_bias.get(EOS) == float("-inf")):
-            token = ord(".")
-        token = masked(token, self._masks.get(seq_id), self._cells.length(seq_id))
+        forbidden = forbidden_tokens(spec, text[len(text) - sequence.n_drawn :])
+        token = next_token(likeliest, self._masks.get(seq_id), forbidden, len(text))
+        if token is None:
+            return self._fail(seq_id, RowError.NO_TOKEN, "every token that the mask allows is forbidden")
         sequence.drawn = token
         sequence.n_drawn += 1
         scores = () if spec.n_top is None else (score(likeliest, token, spec.n_top),)
@@ -657,7 +556,7 @@ class FakeEngine:
     def _fail(self, seq_id: int, error: RowError, message: str) -> FakeRow:
         if error is RowError.ABORTED and not self._can_rewind:
             self._sequences[seq_id].broken = message
-        if error is RowError.DECODE or self._sequences[seq_id].broken is not None:
+        if error in (RowError.DECODE, RowError.NO_TOKEN) or self._sequences[seq_id].broken is not None:
             self._cells.trim(seq_id, 0)
             self._sequences[seq_id].drawn = None
         return FakeRow(seq_id, error=error, message=message)

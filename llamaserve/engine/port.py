@@ -54,6 +54,9 @@ class RowError(enum.Enum):
     """No KV cell left for it, even alone; the sequence is as before the step, which can be tried again."""
     DECODE = "decode"
     """llama.cpp failed on it; the sequence is cleared and must be closed."""
+    NO_TOKEN = "no_token"
+    """Its mask and its sampling parameters together leave no token to draw; the sequence is cleared and must be
+    closed."""
     ABORTED = "aborted"
     """The step's flag stopped it; the sequence is as before the step, or broken where memory cannot go back."""
 
@@ -353,7 +356,8 @@ class Engine(Protocol):
         """Sequence ids of the decode that runs ahead, ascending; empty when none does."""
 
     def unwind(self) -> Sequence[int]:
-        """Take back the decode that runs ahead, if any; the ids of sequences that are broken now."""
+        """Take back the decode that runs ahead, if any; the ids of open sequences that could not go back, then or in a
+        call that took it back itself. They are broken, and told once."""
 
     def suspend(self, seq_id: int, max_bytes: int) -> SuspendedSequence:
         """Close a sequence that has drawn a token and keep what it needs to go on, with a copy of its cells if that

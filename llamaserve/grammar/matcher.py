@@ -28,7 +28,7 @@ class GrammarMatcher:
         mask = self._mask
         if mask is None:
             mask = self.keep_mask(self.matcher.compute_bitmask())
-        if self.matcher.is_error() or mask.count(0) == len(mask):
+        if self.matcher.is_error() or mask == bytes(len(mask)):
             raise BadGrammar(f"the grammar cannot go on: {reason(self.matcher)}")
         return mask
 

@@ -9,12 +9,14 @@ Exception in Python), is the failure of its request alone.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.port import StepPlan
 from llamaserve.errors import DecodeFailed, LlamaServeError
+from llamaserve.sampling import SamplingParams
 from llamaserve.scheduler.slot import Slot, Work
 
 _logger = logging.getLogger(__name__)
@@ -110,10 +112,21 @@ def _failure_of(work: Work, error: BaseException) -> LlamaServeError:
 
 
 def ends_now(work: Work, *, is_decoding_ahead: bool) -> bool:
-    """Whether an answer that just got a token is whole and shall end without another. Where its next row is computed
-    already it draws the token that ends it: taking that step back would cost the others more."""
+    """Whether an answer that just got a token, which ``work`` does not count yet, is whole and shall end without
+    another. Where its next row is computed already it draws the token that ends it, if it may: taking that step back
+    would cost the others more."""
     constraint = work.constraint
     if constraint is None or not constraint.is_complete:
         return False
-    may_end_itself = not (work.request.sampling.ignore_eos or work.request.sampling.logit_bias)
-    return not (is_decoding_ahead and may_end_itself)
+    return not (is_decoding_ahead and _may_draw_end(work.request.sampling, n_drawn=work.n_generated + 1))
+
+
+def _may_draw_end(sampling: SamplingParams, *, n_drawn: int) -> bool:
+    """Whether nothing but its restriction can forbid an answer, after so many tokens, to draw one that ends it."""
+    return (
+        n_drawn >= sampling.min_tokens
+        and not sampling.ignore_eos
+        and not sampling.bad_words
+        and sampling.allowed_token_ids is None
+        and -math.inf not in sampling.logit_bias.values()
+    )

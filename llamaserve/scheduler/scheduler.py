@@ -18,7 +18,15 @@ from typing import NamedTuple
 from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan, StepReport
-from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, LlamaServeError, RewindFailed
+from llamaserve.errors import (
+    Cancelled,
+    ContextFull,
+    DecodeFailed,
+    EngineDown,
+    LlamaServeError,
+    NoTokenLeft,
+    RewindFailed,
+)
 from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.admitter import Admitter
@@ -387,6 +395,9 @@ class Scheduler:
                 else:
                     self._take_piece(slot, step.plan.pieces[index - n_decoding], output, now)
                 continue
+            if error is RowError.NO_TOKEN:  # the model did its part
+                self._take_failure(slot, error, output.message)
+                continue
             n_failed += 1
             if index < n_decoding:
                 n_failed_rows += 1
@@ -471,7 +482,9 @@ class Scheduler:
         if self._inbox.is_cancelled(slot.working.request.request_id):
             self._end(slot, Failed(Cancelled()))
         elif error is RowError.DECODE:
-            self._end(slot, Failed(DecodeFailed(f"llama.cpp could not compute the step: {message}")))
+            self._end(slot, Failed(DecodeFailed(f"the step failed: {message}")))
+        elif error is RowError.NO_TOKEN:
+            self._end(slot, Failed(NoTokenLeft()))
         elif self._inbox.is_stopping:
             self._end(slot, Failed(self._refusal()))
         # Else the step was stopped for others' sake: the row is as before it and runs again.

@@ -32,6 +32,7 @@ def test_every_error_of_the_package_has_a_row_of_its_own(error_type: type[errors
         (errors.EmptyPrompt(), 400, "invalid_request_error", "empty_prompt"),
         (errors.BadTemplate("no"), 400, "invalid_request_error", "invalid_messages"),
         (errors.BadGrammar("no", "$defs.a"), 400, "invalid_request_error", "invalid_grammar"),
+        (errors.NoTokenLeft(), 400, "invalid_request_error", "no_token"),
         (errors.PromptTooLong(9, 8), 400, "invalid_request_error", "context_length_exceeded"),
         (errors.ModelNotFound("a", "b"), 404, "invalid_request_error", "model_not_found"),
         (errors.QueueFull(64), 429, "rate_limit_exceeded", "queue_full"),

@@ -15,6 +15,7 @@ from llamaserve.api.openai.structured import WantedGrammar, wanted_grammar
 from llamaserve.engine.fake import FakeEngine
 from llamaserve.errors import BadRequest
 from llamaserve.grammar.spec import GrammarKind
+from llamaserve.scheduler.scheduler import MAX_CONSECUTIVE_FAILED_STEPS
 from llamaserve.server_api import Server
 from tests.api.served import LineTemplate, Served, serving
 
@@ -180,6 +181,39 @@ def test_a_grammar_that_turns_out_too_complex_ends_its_answer_with_an_error(serv
     assert "[DONE]" not in streamed
     assert error_of(served.complete(grammar=bomb))["code"] == "invalid_grammar"
     assert served.complete(max_tokens=3).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"allowed_token_ids": [ord("z")]}, ""),
+        ({"logit_bias": {"y": False}}, ""),
+        ({"logit_bias": {str(ord("s")): False}}, "ye"),
+        ({"bad_words": ["es"]}, "ye"),
+    ],
+    ids=str,
+)
+def test_a_restriction_that_the_request_itself_forbids_is_the_clients_error(
+    served: Served, fields: dict[str, object], text: str
+) -> None:
+    """As often as it is asked, on an idle server too: nothing of it is a failure of the model."""
+    for _ in range(MAX_CONSECUTIVE_FAILED_STEPS + 1):
+        for answer in (served.complete, served.chat):
+            detail = error_of(answer(guided_choice=["yes"], **fields))
+            assert (detail["type"], detail["code"], detail["param"]) == ("invalid_request_error", "no_token", None)
+            assert "no token is left to draw" in str(detail["message"])
+    streamed = served.complete(stream=True, guided_choice=["yes"], **fields).text
+    *texts, error = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in texts) == text
+    assert error["error"]["code"] == "no_token"
+    assert "[DONE]" not in streamed
+    assert served.complete(max_tokens=3).status_code == 200
+
+
+def test_an_answer_that_is_whole_ends_whatever_min_tokens_says(served: Served) -> None:
+    for _ in range(3):
+        (choice,) = served.complete(guided_choice=["yes"], min_tokens=50).json()["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("yes", "stop")
 
 
 def wanted(**fields: object) -> WantedGrammar | None:

@@ -153,6 +153,25 @@ def test_brackets_without_end_neither_crash_nor_hang(opening: str, model: _engin
     reader.finish()
 
 
+@pytest.mark.parametrize("depth", [500, 10_000])
+@pytest.mark.parametrize("part", ["content", "reasoning_content"])
+def test_a_continued_message_of_brackets_without_end_does_not_crash(
+    part: str, depth: int, model: _engine.Model
+) -> None:
+    """It is the client's text; what follows it is content if the whole cannot be read."""
+    begun = '<tool_call>\n{"name": "get_weather", "arguments": {"city": ' + "[" * depth
+    messages = [*HI, {"role": "assistant", "content": "", part: begun}]
+    options = ChatOptions(tools=WITH_TOOLS.tools, continue_final_message=True)
+    rendered = template(QWEN3, model).render(messages, options)
+    assert begun in rendered.generation_prompt
+    for pieces in (["1, 2"], list("1, 2")):
+        reader = rendered.make_parser()
+        deltas = [*(delta for piece in pieces for delta in reader.feed(piece)), *reader.finish()]
+        given = "".join(delta.content + delta.reasoning for delta in deltas)
+        given += "".join(call.arguments for delta in deltas for call in delta.tool_calls)
+        assert given == "1, 2"
+
+
 def test_an_unfinished_call_gives_what_there_is_of_its_arguments(model: _engine.Model) -> None:
     answer = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par'
     for pieces in ([answer], list(answer)):

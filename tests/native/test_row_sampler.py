@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,12 @@ CHAINS: dict[str, dict[str, Any]] = {
     "a long memory": {"repeat_penalty": 1.2, "repeat_last_n": 5000},
     "biases": {"logit_bias": {5: 30.0, 6: BAN, 49_000: 12.0}, "ignore_eos": True},
     "greedy with biases": {"temperature": 0.0, "logit_bias": {100: 5.0, 2: 100.0}, "ignore_eos": True},
+    "many biases": {"logit_bias": {token: token % 7 - 3.0 for token in range(1, 49_000, 3)}},
+    "many biases, all candidates": {
+        "logit_bias": {token: token % 7 - 3.0 for token in range(1, 49_000, 3)},
+        "top_k": 0,
+    },
+    "many bans": {"logit_bias": dict.fromkeys(range(0, 49_000, 9), BAN) | {8: 10.0}},
     "dynamic temperature": {"dynatemp_range": 0.5, "dynatemp_exponent": 2.0},
     "dynamic temperature from 0": {"temperature": 0.5, "dynatemp_range": 0.5, "top_k": 0},
     "typical": {"typical_p": 0.5},
@@ -245,8 +253,57 @@ def test_a_mask_that_leaves_only_forbidden_tokens_fails(model: _engine.Model) ->
     one = sampler(model, {"logit_bias": {100: -math.inf}}, whole_vocabulary=False)
     mask = bytearray(model.n_tokens // 8)
     mask[100 // 8] |= 1 << 100 % 8
-    with pytest.raises(RuntimeError, match="forbidden by the request"):
+    with pytest.raises(RuntimeError, match="the request forbids every one"):
         one.draw(rows(model)[0], bytes(mask))
+
+
+@pytest.mark.parametrize("n_allowed", [None, 49_000, 5_000, 300])
+@pytest.mark.parametrize("n_biases", [0, 40, 20_000])
+def test_what_is_drawn_is_what_mask_biases_and_rules_leave_the_likeliest(
+    model: _engine.Model, n_allowed: int | None, n_biases: int
+) -> None:
+    """Greedy, so that it can be computed here; with biases of barred tokens, and barred ones at both ends."""
+    random = np.random.default_rng(8)
+    n_vocab = model.n_tokens
+    ends = [token for token in range(n_vocab) if model.is_eog(token)]
+    biased = random.choice(n_vocab, n_biases, replace=False)
+    biases = {int(token): float(bias) for token, bias in zip(biased, random.uniform(-30, 30, n_biases), strict=True)}
+    biases |= dict.fromkeys(map(int, biased[: n_biases // 4]), BAN)
+    bad = [0, n_vocab - 1, *map(int, random.choice(n_vocab, 100)), *map(int, biased[:10]), *map(int, biased[-10:])]
+    changes = {
+        "temperature": 0.0,
+        "min_tokens": 3,
+        "logit_bias": biases,
+        "bad_words": tuple((token,) for token in dict.fromkeys(bad)),
+    }
+    for whole_vocabulary in (False, True):
+        one = sampler(model, changes, whole_vocabulary=whole_vocabulary)
+        for index, logits in enumerate(rows(model)[:30]):
+            logits[ends] = 50.0
+            left = logits.copy()
+            for token, bias in biases.items():
+                left[token] += np.float32(bias)
+            left[bad] = -np.inf
+            if index < 3:
+                left[ends] = -np.inf
+            mask = None
+            if n_allowed is not None:
+                allowed = np.zeros((n_vocab + 31) // 32 * 32, dtype=bool)
+                allowed[random.choice(n_vocab, n_allowed, replace=False)] = True
+                mask = np.packbits(allowed, bitorder="little").tobytes()
+                left[~allowed[:n_vocab]] = -np.inf
+            assert one.draw(logits, mask) == int(left.argmax())
+
+
+def test_a_bias_for_nearly_every_token_costs_a_draw_no_second(model: _engine.Model) -> None:
+    """llama.cpp's own sampler compares each of them with each candidate where one is left out: that were 10 s here."""
+    biases = dict.fromkeys(range(5, 49000), 1.0)
+    one = sampler(model, {"logit_bias": biases, "min_tokens": 100}, whole_vocabulary=False)
+    logits = rows(model)[0]
+    started = time.perf_counter()
+    for _ in range(10):
+        one.draw(logits)
+    assert time.perf_counter() - started < 1.0
 
 
 # Tokens that may not be drawn.
@@ -361,3 +418,27 @@ def test_breakers_that_nearly_every_token_has_are_refused(model: _engine.Model) 
             refused()
         assert caught.value.param == "dry_sequence_breakers"
     model.find_breakers(["\n", "q", ""])
+
+
+def test_breakers_that_were_looked_up_are_kept_for_as_many_requests_as_may_wait(model: _engine.Model) -> None:
+    """A search takes milliseconds, and what asks next is the thread of all streams."""
+    requests = [[f"{mark}{letter}{index}" for letter in "abcdefgh" for index in range(4)] for mark in "~^|`@#§±¶£"]
+    times = []
+    for texts in (*requests, *requests):
+        started = time.perf_counter()
+        model.find_breakers(texts)
+        times.append(time.perf_counter() - started)
+    assert max(times[len(requests) :]) < min(times[: len(requests)]) / 4
+
+
+def test_breakers_are_looked_up_by_several_threads_at_once(model: _engine.Model, default_model: Path) -> None:
+    fresh = _engine.Model.inspect(os.fsencode(default_model))
+    texts = [f"{mark}{index}" for mark in "~^|`@§±" for index in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda start: fresh.find_breakers(texts[start : start + 32]), range(0, 24, 3)))
+    changes = {"dry_multiplier": 20.0, "dry_allowed_length": 1, "dry_sequence_breakers": tuple(texts[:32])}
+    samplers = [sampler(one, changes, whole_vocabulary=False) for one in (fresh, model)]
+    for one in samplers:
+        one.show_history(a_history(model))
+    for logits in rows(model)[:50]:
+        assert len({one.draw(logits) for one in samplers}) == 1

@@ -47,6 +47,7 @@ ERROR_SHAPES: Mapping[type[errors.LlamaServeError], ErrorShape] = {
     errors.BadSampler: ErrorShape(400, INVALID_REQUEST, "invalid_value"),
     errors.BadTemplate: ErrorShape(400, INVALID_REQUEST, "invalid_messages"),
     errors.BadGrammar: ErrorShape(400, INVALID_REQUEST, "invalid_grammar"),
+    errors.NoTokenLeft: ErrorShape(400, INVALID_REQUEST, "no_token"),
     errors.ModelNotFound: ErrorShape(404, INVALID_REQUEST, "model_not_found"),
     errors.CapacityError: ErrorShape(503, SERVER_ERROR, "no_capacity"),
     errors.QueueFull: ErrorShape(429, "rate_limit_exceeded", "queue_full", is_retry_right=True),

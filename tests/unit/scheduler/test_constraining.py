@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from llamaserve.config import SchedulerConfig
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.fake import EOS, FakeEngine, letters
 from llamaserve.engine.fake_masks import N_MASK_BYTES
-from llamaserve.errors import BadGrammar
+from llamaserve.errors import BadGrammar, NoTokenLeft
 from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
+from llamaserve.scheduler.scheduler import MAX_CONSECUTIVE_FAILED_STEPS
 from tests.unit.scheduler.harness import Harness, alone
 
 
@@ -110,13 +113,57 @@ def test_an_answer_that_is_whole_draws_its_end_where_that_is_computed_already() 
         assert sum(harness.scheduler.stats().lookahead_discards.values()) == 0
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(ignore_eos=True), SamplingParams(logit_bias={EOS: -float("inf")})])
-def test_a_whole_answer_whose_end_is_forbidden_ends_all_the_same(sampling: SamplingParams) -> None:
-    harness = Harness()
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(ignore_eos=True),
+        SamplingParams(logit_bias={EOS: -math.inf}),
+        SamplingParams(min_tokens=5),
+        SamplingParams(min_tokens=50),
+        SamplingParams(bad_words=((EOS,),)),
+        SamplingParams(bad_words=((ord("t"), EOS),)),
+        SamplingParams(allowed_token_ids=tuple(b"text")),
+    ],
+)
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_a_whole_answer_whose_end_is_forbidden_ends_all_the_same(sampling: SamplingParams, lookahead: bool) -> None:
+    """Nothing else may follow it, so there is nothing to forbid the end for."""
+    harness = Harness(config=SchedulerConfig(lookahead=lookahead))
     name = submit(harness, Spelling(b"text"), "one", sampling=sampling)
     harness.run()
     assert harness.text(name) == "text"
     assert harness.finished(name).reason is FinishReason.EOS
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(min_tokens=4), SamplingParams(logit_bias={EOS: -3.0, 7: 5.0})])
+def test_what_leaves_the_end_of_a_whole_answer_free_takes_no_step_back(sampling: SamplingParams) -> None:
+    harness = Harness()
+    name = submit(harness, Spelling(b"text"), "one", sampling=sampling)
+    harness.run()
+    assert harness.text(name) == "text"
+    assert sum(harness.scheduler.stats().lookahead_discards.values()) == 0
+
+
+@pytest.mark.parametrize("lookahead", [True, False])
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_restriction_that_the_request_itself_forbids_fails_it_alone(lookahead: bool, place: int) -> None:
+    """It is the request's fault, not the model's: as many of them as one likes are no failed steps (E11)."""
+    harness = Harness(config=SchedulerConfig(lookahead=lookahead))
+    text = b"0123456789"
+    sampling = SamplingParams(logit_bias={text[place]: -math.inf})
+    for index in range(2 * MAX_CONSECUTIVE_FAILED_STEPS):
+        name = submit(harness, Spelling(text), f"alone{index}", sampling=sampling)
+        harness.run()
+        assert isinstance(harness.error(name), NoTokenLeft)
+        assert harness.text(name) == text[:place].decode()
+    bad = submit(harness, Spelling(text), "bad", sampling=sampling)
+    good = submit(harness, Spelling(b"good text"), "good")
+    free = harness.submit(b"free", max_tokens=20)
+    harness.run()
+    assert isinstance(harness.error(bad), NoTokenLeft)
+    assert harness.text(good) == "good text"
+    assert harness.text(free) == alone(b"free", 20)[0]
+    assert (harness.scheduler.failure, harness.scheduler.stats().failed_steps) == (None, 0)
 
 
 def test_max_tokens_cuts_an_answer_short() -> None:
