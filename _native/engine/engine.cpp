@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "error.h"
 #include "llama_log.h"
@@ -53,6 +54,7 @@ void Engine::shutdown() {
     flag_.reset();
     run_.reset();
     sequences_.clear();
+    broken_.clear();
     ctx_.reset();
     states_.reset();
     memory_.reset();
@@ -115,6 +117,7 @@ bool Engine::close(llama_seq_id seq_id, bool keep) {
     }
     const bool is_kept = keep && sequences_[seq_id]->broken.empty();
     sequences_[seq_id].reset();
+    broken_.erase(std::remove(broken_.begin(), broken_.end(), seq_id), broken_.end());
     if (down_.empty() && !is_kept) {
         memory_->trim(seq_id, 0);
         used_cells_ = count_cells();
@@ -292,7 +295,7 @@ int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag, bool ahe
     check_purge(plan);
     const bool is_next = is_ahead_ && plan.pieces.empty() && plan.decode == ahead_rows_;
     if (!is_next) {
-        unwind();
+        settle();
         check_plan(plan);
     }
     check_masks(plan);
@@ -335,9 +338,15 @@ void Engine::await_job() {
 }
 
 std::vector<llama_seq_id> Engine::unwind() {
+    settle();
+    return std::exchange(broken_, {});
+}
+
+// After this the worker is idle and memory is as the caller knows it.
+void Engine::settle() {
     await_job();
     if (!is_ahead_ || worker_ == nullptr || getpid() != owner_) {
-        return {};
+        return;
     }
     abort_.stop_all(true);
     worker_->submit([this] { take_back(); });
@@ -346,11 +355,8 @@ std::vector<llama_seq_id> Engine::unwind() {
     is_ahead_   = false;
     down_       = handover_.lost;
     used_cells_ = handover_.used_cells;
-    return std::move(handover_.broken);
+    broken_.insert(broken_.end(), handover_.broken.begin(), handover_.broken.end());
 }
-
-// After this the worker is idle and memory is as the caller knows it.
-void Engine::settle() { unwind(); }
 
 // --- on the worker; nothing may be thrown out of a job ---
 

@@ -76,7 +76,7 @@ public:
         return collect(submit(std::move(plan), std::move(flag)));
     }
     // Take back what the worker computes ahead, if anything: cells and samplers are as after the step collected last. The
-    // ids of sequences where that failed; they can only be closed.
+    // ids of open sequences where that failed, now or in a call that took it back itself, told once; they can only be closed.
     std::vector<llama_seq_id> unwind();
 
     // Close a sequence that has drawn a token, keeping what it needs to go on: its sampler, and its cells when their copy
@@ -180,6 +180,7 @@ private:
     std::string                 down_;
     StepReport                  report_;
     int64_t                     used_cells_ = 0;
+    std::vector<llama_seq_id>   broken_;  // by taking back, not told yet
 
     // --- from caller to worker, written before a job is given ---
     StepPlan plan_;

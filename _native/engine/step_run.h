@@ -101,7 +101,7 @@ private:
     Faults          faults_;
     std::string     lost_;
 
-    // --- the step; the vectors keep their room from one to the next ---
+    // --- the step; the vectors keep their room from one to the next, but for the outputs, which the caller takes ---
     Batch                            batch_;
     std::vector<Entry>               entries_;
     std::vector<size_t>              batch_entries_;  // batch index -> entry

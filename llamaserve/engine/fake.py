@@ -179,6 +179,7 @@ class FakeEngine:
         self._wants_ahead = False
         self._ahead_rows: tuple[int, ...] = ()
         self._n_failing_rewinds = 0
+        self._broken: list[int] = []
         self._report = StepReport()
         self._purge_list: deque[int] = deque()
         self._n_tickets = 0
@@ -251,7 +252,7 @@ class FakeEngine:
     def open(self, spec: SequenceSpec) -> None:
         """Start a sequence that goes on from the cells its id holds. Raises EngineError, BadToken, EngineDown."""
         self._check_running()
-        self.unwind()
+        self._settle()
         self._check_free(spec.seq_id)
         for token in spec.sampling.logit_bias:
             check_token(token, "logit_bias")
@@ -387,7 +388,7 @@ class FakeEngine:
             raise EngineError("a ticket is outstanding")
         is_next = bool(self._ahead_rows) and not plan.pieces and tuple(plan.decode) == self._ahead_rows
         if not is_next:
-            self.unwind()
+            self._settle()
         self._check_plan(plan)
         check_masks(plan)
         if flag is not None and not isinstance(flag, FakeFlag):
@@ -440,19 +441,15 @@ class FakeEngine:
         return self._ahead_rows
 
     def unwind(self) -> list[int]:
-        """Take back the step that runs ahead; the ids ``fail_rewinds`` breaks."""
-        broken = self._ahead_rows[: self._n_failing_rewinds]
-        self._n_failing_rewinds -= len(broken)
-        self._ahead_rows = ()
-        for seq_id in broken:
-            self._fail(seq_id, RowError.DECODE, "")
-            self._sequences[seq_id].broken = "a step that ran ahead could not be taken back"
-        return list(broken)
+        """Take back the step that runs ahead; the ids ``fail_rewinds`` breaks, now or in another call."""
+        self._settle()
+        broken, self._broken = self._broken, []
+        return broken
 
     def suspend(self, seq_id: int, max_bytes: int) -> FakeSuspended:
         """Close a sequence and keep it. Raises EngineError, EngineDown."""
         self._check_running()
-        self.unwind()
+        self._settle()
         sequence = self._sequences.get(seq_id)
         if sequence is None or sequence.drawn is None or sequence.broken is not None:
             raise EngineError(f"sequence {seq_id} is not open, has drawn nothing or is broken")
@@ -469,7 +466,7 @@ class FakeEngine:
     def resume(self, seq_id: int, suspended: SuspendedSequence) -> bool:
         """Open it again; False when its cells have no room. Raises EngineError, EngineDown."""
         self._check_running()
-        self.unwind()
+        self._settle()
         self._check_free(seq_id)
         if not isinstance(suspended, FakeSuspended) or suspended.sequence is None:
             raise EngineError("a sequence suspended by this engine can be resumed once")
@@ -496,11 +493,12 @@ class FakeEngine:
 
     def close(self, seq_id: int, *, keep: bool = False) -> bool:
         """End the sequence; whether it was open."""
-        self.unwind()
+        self._settle()
         self._row_failures.pop(seq_id, None)
         sequence = self._sequences.pop(seq_id, None)
         if sequence is None:
             return False
+        self._broken = [broken for broken in self._broken if broken != seq_id]
         if not keep or sequence.broken is not None:
             self._cells.trim(seq_id, 0)
         return True
@@ -518,6 +516,15 @@ class FakeEngine:
         self._sequences.clear()
         self._cells = FakeCells(self._n_ids)
 
+    def _settle(self) -> None:
+        broken = self._ahead_rows[: self._n_failing_rewinds]
+        self._n_failing_rewinds -= len(broken)
+        self._ahead_rows = ()
+        for seq_id in broken:
+            self._fail(seq_id, RowError.DECODE, "")
+            self._sequences[seq_id].broken = "a step that ran ahead could not be taken back"
+        self._broken += broken
+
     def _check_running(self) -> None:
         if self._why_down is not None:
             raise EngineDown(self._why_down)
@@ -528,7 +535,7 @@ class FakeEngine:
 
     def _check_memory(self, seq_id: int) -> None:
         self._check_running()
-        self.unwind()
+        self._settle()
         self._check_id(seq_id)
 
     def _check_not_open(self, seq_id: int) -> None:

@@ -249,7 +249,8 @@ class NativeEngine:
         return self._engine.ahead_rows
 
     def unwind(self) -> Sequence[int]:
-        """Take back the decode that runs ahead; a running one is stopped on a CPU. The ids that are broken now."""
+        """Take back the decode that runs ahead; a running one is stopped on a CPU. The ids that are broken by that, now
+        or in a call before."""
         return self._engine.unwind()
 
     def suspend(self, seq_id: int, max_bytes: int) -> _engine.SuspendedSequence:

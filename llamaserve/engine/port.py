@@ -356,7 +356,8 @@ class Engine(Protocol):
         """Sequence ids of the decode that runs ahead, ascending; empty when none does."""
 
     def unwind(self) -> Sequence[int]:
-        """Take back the decode that runs ahead, if any; the ids of sequences that are broken now."""
+        """Take back the decode that runs ahead, if any; the ids of open sequences that could not go back, then or in a
+        call that took it back itself. They are broken, and told once."""
 
     def suspend(self, seq_id: int, max_bytes: int) -> SuspendedSequence:
         """Close a sequence that has drawn a token and keep what it needs to go on, with a copy of its cells if that

@@ -27,10 +27,10 @@ class StepAhead:
         return bool(self._engine.ahead_rows)
 
     def take_back(self, why: Discard) -> None:
-        """Have it not have been, before its rows change; nothing if none runs."""
-        if not self._engine.ahead_rows:
-            return
-        self._counters.lookahead_discards[why] += 1
+        """Have it not have been, before its rows change. What another call broke by taking it back is known from here
+        on, too."""
+        if self._engine.ahead_rows:
+            self._counters.lookahead_discards[why] += 1
         broken = self._engine.unwind()
         if broken:
             _logger.error("the sequences %s could not go back to where they were", list(broken))

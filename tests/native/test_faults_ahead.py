@@ -95,9 +95,25 @@ def test_closing_a_row_takes_back_the_run_ahead_of_its_neighbours_too(streams: S
     inject(streams.engine, n_failing_rewinds=1)
     streams.decode(ahead=True)
     assert streams.engine.close(3)
+    assert list(streams.engine.unwind()) == [0]
+    assert list(streams.engine.unwind()) == []
     assert errors_of(streams.decode([0, 1, 2])) == [RowError.DECODE, None, None]
     streams.engine.close(0)
     streams.check([1, 2])
+
+
+def test_what_another_call_broke_is_told_until_it_is_closed(streams: Streams) -> None:
+    """E15: a call that takes the early step back itself has nobody to tell."""
+    inject(streams.engine, n_failing_rewinds=2)
+    streams.decode(ahead=True)
+    assert streams.engine.length(3) > 0
+    assert streams.engine.close(0)
+    streams.start([0])
+    assert list(streams.engine.unwind()) == [1]
+    streams.engine.close(1)
+    streams.start([1])
+    assert list(streams.engine.unwind()) == []
+    streams.check()
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.05], ids=["running", "done"])

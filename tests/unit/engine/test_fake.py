@@ -164,6 +164,20 @@ def test_a_scripted_rewind_breaks_its_sequence_alone(failing: int) -> None:
     assert len(engine.step(StepPlan(decode=[0, 1]))) == 2
 
 
+def test_a_sequence_that_another_call_broke_is_told_until_it_is_closed() -> None:
+    """E15: the call that took the step back has nobody to tell."""
+    engine = FakeEngine()
+    for seq_id in range(3):
+        start(engine, seq_id, seq_id)
+    ahead(engine, 0, 1, 2)
+    engine.fail_rewinds(2)
+    assert engine.length(2) > 0
+    engine.close(0)
+    start(engine, 0)
+    assert engine.unwind() == [1]
+    assert engine.unwind() == []
+
+
 @pytest.mark.parametrize("bad_row", ["error", "eog", "no token"])
 def test_nothing_runs_ahead_of_a_row_that_does_not_go_on(bad_row: str) -> None:
     """L14."""

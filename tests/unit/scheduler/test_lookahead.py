@@ -496,6 +496,20 @@ def test_another_sequence_that_cannot_go_back_fails_with_its_next_row() -> None:
     assert harness.text(fine) == "third text, long as "
 
 
+def test_a_sequence_that_a_call_in_between_broke_fails_for_that_reason() -> None:
+    """E15: whatever asks the engine for something takes the step back without having been told to."""
+    harness = Harness(FakeEngine(continuation=REPLIES))
+    broken = harness.submit(b"b", max_tokens=30)
+    fine = harness.submit(b"c", max_tokens=20)
+    harness.tick(3)
+    harness.engine.fail_rewinds(1)
+    harness.engine.length(1)
+    harness.scheduler.tick()
+    assert isinstance(harness.error(broken), RewindFailed)
+    harness.run()
+    assert harness.text(fine) == "third text, long as "
+
+
 def test_sequences_that_cannot_go_back_fail_also_when_they_end_in_the_same_tick() -> None:
     """E15: only the first of two ends takes the step back, and it tells of both."""
     harness = Harness(FakeEngine(continuation=REPLIES))
