@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "llama_log.h"
+#include "plan_checks.h"
 
 namespace llamaserve {
 
@@ -128,53 +129,6 @@ bool Engine::close(llama_seq_id seq_id, bool keep) {
 // After the context is lost nothing in it is of use.
 int64_t Engine::count_cells() const { return run_->lost().empty() ? memory_->used_cells() : 0; }
 
-std::shared_ptr<SuspendedSequence> Engine::suspend(llama_seq_id seq_id, size_t max_bytes) {
-    settle();
-    check_up();
-    if (!is_open(seq_id)) {
-        throw EngineError("sequence " + std::to_string(seq_id) + " is not open");
-    }
-    Sequence & sequence = *sequences_[seq_id];
-    if (!sequence.broken.empty()) {
-        throw EngineError("sequence " + std::to_string(seq_id) + " can only be closed: " + sequence.broken);
-    }
-    if (!sequence.drawn) {
-        throw EngineError("sequence " + std::to_string(seq_id) + " has drawn no token: close it and start again");
-    }
-    auto suspended = std::make_shared<SuspendedSequence>();
-    if (!sequence.is_recomputing()) {
-        suspended->state = states_->save(seq_id, 0, max_bytes);
-    }
-    sequence.n_recompute = suspended->state == nullptr ? std::max(sequence.n_past, sequence.n_recompute) : 0;
-    suspended->sequence  = std::move(sequence);
-    close(seq_id);
-    return suspended;
-}
-
-bool Engine::resume(llama_seq_id seq_id, SuspendedSequence & suspended) {
-    settle();
-    check_up();
-    check_slot_is_free(seq_id);
-    if (suspended.sequence.sampler == nullptr) {
-        throw EngineError("a suspended sequence can be resumed once");
-    }
-    const bool    has_state = suspended.state != nullptr;
-    const int64_t n_held    = memory_->length(seq_id);
-    if (n_held > (has_state ? 0 : suspended.sequence.n_recompute)) {
-        throw EngineError("sequence " + std::to_string(seq_id) + " holds " + std::to_string(n_held) +
-                          " tokens, which the suspended one cannot go on from");
-    }
-    if (has_state && !states_->restore(seq_id, *suspended.state)) {
-        return false;
-    }
-    auto sequence    = std::make_unique<Sequence>(std::move(suspended.sequence));
-    sequence->n_past = (llama_pos) memory_->length(seq_id);
-    suspended.state.reset();
-    sequences_[seq_id] = std::move(sequence);
-    used_cells_ = count_cells();
-    return true;
-}
-
 // --- steps, on the caller's thread ---
 
 void Engine::check_up() const {
@@ -183,71 +137,6 @@ void Engine::check_up() const {
     }
     if (!down_.empty()) {
         throw EngineDownError(down_);
-    }
-}
-
-Sequence & Engine::check_row(llama_seq_id seq_id, std::vector<bool> & seen) const {
-    if (!is_open(seq_id)) {
-        throw EngineError("sequence " + std::to_string(seq_id) + " is not open");
-    }
-    if (seen[seq_id]) {
-        throw EngineError("sequence " + std::to_string(seq_id) + " is in the step twice");
-    }
-    seen[seq_id] = true;
-    return *sequences_[seq_id];
-}
-
-void Engine::check_plan(const StepPlan & plan) const {
-    const size_t n_tokens = plan.n_tokens();
-    if (n_tokens == 0) {
-        throw EngineError("the step has no tokens");
-    }
-    if (n_tokens > (size_t) sizes_.n_batch) {
-        throw EngineError("the step has " + std::to_string(n_tokens) + " tokens, n_batch is " +
-                          std::to_string(sizes_.n_batch));
-    }
-    std::vector<bool> seen(sizes_.n_slots);
-    for (const llama_seq_id seq_id : plan.decode) {
-        const Sequence & sequence = check_row(seq_id, seen);
-        if (!sequence.broken.empty()) {
-            continue;  // its row fails alone
-        }
-        if (!sequence.drawn) {
-            throw EngineError("sequence " + std::to_string(seq_id) + " has drawn no token to decode");
-        }
-        if (sequence.is_recomputing()) {
-            throw EngineError("sequence " + std::to_string(seq_id) + " has " + std::to_string(sequence.n_past) + " of " +
-                              std::to_string(sequence.n_recompute) + " tokens again: it cannot decode yet");
-        }
-    }
-    for (const PromptPiece & piece : plan.pieces) {
-        const Sequence & sequence = check_row(piece.seq_id, seen);
-        const auto       n_piece  = (int64_t) piece.tokens.size();
-        if (sequence.is_recomputing()) {
-            if (piece.is_last || sequence.n_past + n_piece > sequence.n_recompute) {
-                throw EngineError("sequence " + std::to_string(piece.seq_id) + " takes " +
-                                  std::to_string(sequence.n_recompute - sequence.n_past) +
-                                  " more tokens and draws none: it goes on with the one it had");
-            }
-        } else if (sequence.drawn) {
-            throw EngineError("sequence " + std::to_string(piece.seq_id) + " has its prompt already");
-        }
-        if (piece.tokens.empty()) {
-            throw EngineError("a prompt piece of sequence " + std::to_string(piece.seq_id) + " is empty");
-        }
-        for (const llama_token token : piece.tokens) {
-            if (!model_->has_token(token)) {
-                throw BadTokenError(token, model_->n_vocab());
-            }
-        }
-        if (piece.next_token != -1) {
-            if (piece.is_last) {
-                throw EngineError("a piece of sequence " + std::to_string(piece.seq_id) + " is the last and has a next");
-            }
-            if (!model_->has_token(piece.next_token)) {
-                throw BadTokenError(piece.next_token, model_->n_vocab());
-            }
-        }
     }
 }
 
@@ -260,33 +149,6 @@ void Engine::check_purge(const StepPlan & plan) const {
     }
 }
 
-void Engine::check_masks(const StepPlan & plan) const {
-    size_t n_drawing = plan.decode.size();
-    size_t n_used    = 0;
-    for (const llama_seq_id seq_id : plan.decode) {
-        n_used += plan.masks.count(seq_id);
-    }
-    for (const PromptPiece & piece : plan.pieces) {
-        n_used += piece.is_last ? plan.masks.count(piece.seq_id) : 0;
-        n_drawing += piece.is_last ? 1 : 0;
-    }
-    if (n_used != plan.masks.size()) {
-        throw EngineError("there are " + std::to_string(plan.masks.size()) + " masks: only " + std::to_string(n_used) +
-                          " are of the " + std::to_string(n_drawing) + " rows that draw a token");
-    }
-    const int32_t n_vocab = model_->n_vocab();
-    for (const auto & [seq_id, mask] : plan.masks) {
-        if (mask.n_bytes() != TokenMask::size_of(n_vocab)) {
-            throw EngineError("the mask of sequence " + std::to_string(seq_id) + " has " +
-                              std::to_string(mask.n_bytes()) + " bytes: it must have " +
-                              std::to_string(TokenMask::size_of(n_vocab)));
-        }
-        if (!mask.allows_any(n_vocab)) {
-            throw EngineError("the mask of sequence " + std::to_string(seq_id) + " allows no token");
-        }
-    }
-}
-
 int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag, bool ahead) {
     if (is_outstanding_) {
         throw EngineError("step " + std::to_string(ticket_) + " was not collected yet");
@@ -296,9 +158,9 @@ int64_t Engine::submit(StepPlan plan, std::shared_ptr<CancelFlag> flag, bool ahe
     const bool is_next = is_ahead_ && plan.pieces.empty() && plan.decode == ahead_rows_;
     if (!is_next) {
         settle();
-        check_plan(plan);
+        check_plan(plan, sequences_, sizes_.n_batch, model_->n_vocab());
     }
-    check_masks(plan);
+    check_masks(plan, model_->n_vocab());
     flag_ = std::move(flag);
     abort_.watch(flag_.get());
     plan_           = std::move(plan);

@@ -28,6 +28,7 @@
 #include "sequence.h"
 #include "step.h"
 #include "step_run.h"
+#include "suspended.h"
 #include "worker.h"
 
 namespace llamaserve {
@@ -132,17 +133,14 @@ private:
     };
 
     // --- caller thread ---
-    void       check_up() const;
-    void       settle_memory(llama_seq_id seq_id);
-    void       check_is_closed(llama_seq_id seq_id) const;
-    void       check_slot_is_free(llama_seq_id seq_id) const;
-    void       check_plan(const StepPlan & plan) const;
-    void       check_purge(const StepPlan & plan) const;
-    void       check_masks(const StepPlan & plan) const;
-    Sequence & check_row(llama_seq_id seq_id, std::vector<bool> & seen) const;
-    void       await_job();
-    void       settle();
-    void       warm_up();
+    void check_up() const;
+    void settle_memory(llama_seq_id seq_id);
+    void check_is_closed(llama_seq_id seq_id) const;
+    void check_slot_is_free(llama_seq_id seq_id) const;
+    void check_purge(const StepPlan & plan) const;
+    void await_job();
+    void settle();
+    void warm_up();
 
     // --- worker thread ---
     void run_step();

@@ -8,18 +8,17 @@
 #include <vector>
 
 #include "row_sampler.h"
-#include "saved_state.h"
 
 namespace llamaserve {
 
 struct Sequence {
     std::unique_ptr<RowSampler> sampler;
-    llama_pos                  n_past       = 0;      // tokens in memory that the caller knows of
-    std::optional<llama_token> drawn;                 // the last token drawn, not in memory yet
-    llama_pos                  n_recompute = 0;       // a resumed sequence without its cells: tokens it had, to be fed again
-    std::vector<llama_token>   stop_tokens;          // tokens that end its text as those of the model do
-    int32_t                    n_top       = -1;     // likeliest tokens to tell of with each drawn; -1 = not even of itself
-    std::string                broken;                // why it can only be closed; empty = it is fine
+    llama_pos                   n_past = 0;       // tokens in memory that the caller knows of
+    std::optional<llama_token>  drawn;            // the last token drawn, not in memory yet
+    llama_pos                   n_recompute = 0;  // a resumed sequence without its cells: tokens it had, to be fed again
+    std::vector<llama_token>    stop_tokens;      // tokens that end its text as those of the model do
+    int32_t                     n_top = -1;       // likeliest tokens to tell of with each drawn; -1 = not even of itself
+    std::string                 broken;           // why it can only be closed; empty = it is fine
 
     bool stops_at(llama_token token) const {
         return std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end();
@@ -31,11 +30,5 @@ struct Sequence {
 
 // By sequence id; null = not open.
 using Sequences = std::vector<std::unique_ptr<Sequence>>;
-
-// A sequence that gave its place up, with all it needs to go on as if it had not.
-struct SuspendedSequence {
-    Sequence                    sequence;
-    std::shared_ptr<SavedState> state;  // its cells, or its recurrent state; null = the tokens must be computed again
-};
 
 }  // namespace llamaserve

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "error.h"
 #include "llama_log.h"
 
 namespace llamaserve {
@@ -24,8 +23,6 @@ private:
 };
 
 const std::vector<PromptPiece> no_pieces;
-
-constexpr int64_t least_parallel_logits = 200'000;  // about 40 us of drawing: below, waking the others costs more
 
 }  // namespace
 
@@ -288,75 +285,41 @@ void StepRun::commit() {
             fail_row(entry.row, RowError::decode, "llama.cpp gave no logits");
             continue;
         }
-        draws_.push_back({&entry, logits});
+        draws_.push_back(draw_of(entry, logits));
     }
-    draw_tokens();
-    for (Draw & draw : draws_) {
+    compute_draws(draws_, model_.n_vocab(), n_threads_);
+    for (RowDraw & draw : draws_) {
         finish_draw(draw);
     }
 }
 
-// The threads are those that llama.cpp's graph ran on, still awake, so a parallel region costs a few microseconds.
-void StepRun::draw_tokens() {
-    const int64_t n_logits = (int64_t) draws_.size() * model_.n_vocab();
-#ifdef _OPENMP
-    if (draws_.size() > 1 && n_threads_ > 1 && n_logits >= least_parallel_logits) {
-#pragma omp parallel for schedule(dynamic) num_threads(n_threads_)
-        for (size_t i = 0; i < draws_.size(); i++) {
-            compute_draw(draws_[i]);
-        }
-        return;
+RowDraw StepRun::draw_of(const Entry & entry, const float * logits) {
+    if (entry.use == Use::score) {
+        return {entry.row, logits, nullptr, nullptr, entry.next, n_tops_[entry.row]};
     }
-#endif
-    (void) n_logits;
-    for (Draw & draw : draws_) {
-        compute_draw(draw);
-    }
+    const Sequence & owner = sequence(entry.row);
+    const auto       mask  = masks_->find(outputs_[entry.row].seq_id);
+    return {entry.row, logits, owner.sampler.get(), mask == masks_->end() ? nullptr : &mask->second, -1, owner.n_top};
 }
 
-// Touches nothing but this, and for a row that draws its own sequence and output.
-void StepRun::compute_draw(Draw & draw) {
-    const Entry & entry = *draw.entry;
-    try {
-        llama_token token = entry.next;
-        if (entry.use == Use::draw) {
-            const auto mask = masks_->find(outputs_[entry.row].seq_id);
-            token = outputs_[entry.row].token = sequence(entry.row).sampler->draw(
-                draw.logits, mask == masks_->end() ? nullptr : &mask->second);
-        }
-        const int32_t n_top = entry.use == Use::draw ? sequence(entry.row).n_top : n_tops_[entry.row];
-        if (n_top >= 0) {
-            draw.score = LogProbs(draw.logits, model_.n_vocab()).score(token, n_top);
-        }
-    } catch (const NoTokenError & error) {
-        draw.error   = RowError::no_token;
-        draw.message = error.what();
-    } catch (const std::exception & error) {
-        draw.error   = RowError::decode;
-        draw.message = std::string("no token could be drawn: ") + error.what();
-    }
-}
-
-void StepRun::finish_draw(Draw & draw) {
-    const size_t row    = draw.entry->row;
-    RowOutput &  output = outputs_[row];
+void StepRun::finish_draw(RowDraw & draw) {
+    RowOutput & output = outputs_[draw.row];
     if (output.error != RowError::none) {  // by another token of the row
-        output.token = RowOutput::no_token;
         return;
     }
     if (draw.error != RowError::none) {
-        output.token = RowOutput::no_token;
-        fail_row(row, draw.error, draw.message);
+        fail_row(draw.row, draw.error, draw.message);
         return;
     }
-    if (draw.score.chosen.token >= 0) {
+    if (draw.n_top >= 0) {
         write_out(draw.score);
         output.scores.push_back(std::move(draw.score));
     }
-    if (draw.entry->use == Use::draw) {
-        output.is_eog       = model_.is_eog(output.token) || sequence(row).stops_at(output.token);
-        sequence(row).drawn = output.token;
-        model_.append_piece(output.token, false, output.piece);
+    if (draw.sampler != nullptr) {
+        output.token             = draw.token;
+        output.is_eog            = model_.is_eog(draw.token) || sequence(draw.row).stops_at(draw.token);
+        sequence(draw.row).drawn = draw.token;
+        model_.append_piece(draw.token, false, output.piece);
     }
 }
 

@@ -14,6 +14,7 @@
 #include "faults.h"
 #include "kv_memory.h"
 #include "model.h"
+#include "row_draw.h"
 #include "sequence.h"
 #include "step.h"
 
@@ -58,15 +59,6 @@ private:
         llama_token next = -1;  // the token to score
     };
 
-    // Logits to draw a row's token from, or to score one of its prompt, and what went wrong; done in parallel.
-    struct Draw {
-        const Entry * entry;
-        const float * logits;
-        TokenScore    score;
-        RowError      error = RowError::none;
-        std::string   message;
-    };
-
     void begin(const std::vector<llama_seq_id> & decode, const std::vector<PromptPiece> & pieces);
     void add_row(llama_seq_id seq_id, const PromptPiece * piece);
     void decode_all();
@@ -76,9 +68,8 @@ private:
     void halve(size_t begin, size_t end);
     int  call_decode();
     void commit();
-    void draw_tokens();
-    void compute_draw(Draw & draw);
-    void finish_draw(Draw & draw);
+    RowDraw draw_of(const Entry & entry, const float * logits);
+    void finish_draw(RowDraw & draw);
     void write_out(TokenScore & score) const;
     void lose(const std::string & why);
 
@@ -108,7 +99,7 @@ private:
     std::vector<RowOutput>           outputs_;
     std::vector<llama_pos>           row_starts_;     // row -> tokens its sequence had before the step
     std::vector<int32_t>             n_tops_;         // row -> as its piece has it
-    std::vector<Draw>                draws_;
+    std::vector<RowDraw>             draws_;
     const TokenMasks *               masks_ = nullptr;  // of the plan whose tokens are drawn
     const std::vector<llama_seq_id> *purge_ = nullptr;
     size_t                           n_purged_ = 0;   // of the purge list, those tried

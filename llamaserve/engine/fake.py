@@ -11,8 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from llamaserve.engine.fake_faults import FakeFaults
 from llamaserve.engine.fake_masks import check_masks, forbidden_tokens, next_token
 from llamaserve.engine.fake_memory import FakeCells, FakeState
+from llamaserve.engine.fake_plan_checks import check_plan
+from llamaserve.engine.fake_sequence import FakeSequence, FakeSuspended
 from llamaserve.engine.fake_text import (
     BOS,
     EOS,
@@ -93,31 +96,7 @@ class FakeFlag:
         return self._event.wait(timeout_s)
 
 
-class _Sequence:
-    """What is kept of an open sequence beside its cells."""
-
-    __slots__ = ("broken", "drawn", "n_drawn", "n_recompute", "spec")
-
-    def __init__(self, spec: SequenceSpec) -> None:
-        self.spec = spec
-        self.drawn: int | None = None
-        """The token drawn last; it has no cell yet."""
-        self.n_drawn = 0
-        self.n_recompute = 0
-        """Tokens that one resumed without its cells had."""
-        self.broken: str | None = None
-
-
-class FakeSuspended:
-    """A SuspendedSequence, with the tokens of its cells where it keeps them."""
-
-    def __init__(self, sequence: _Sequence, cells: tuple[int, ...] | None, bytes_per_cell: int) -> None:
-        self.sequence: _Sequence | None = sequence
-        self.cells = cells
-        self.n_bytes = 0 if cells is None else len(cells) * bytes_per_cell
-
-
-class FakeEngine:
+class FakeEngine(FakeFaults):
     """An ``Engine`` with scripted text.
 
     ``continuation`` draws every token; of the sampling parameters only those matter that forbid tokens. One that may
@@ -161,6 +140,7 @@ class FakeEngine:
             raise ConfigError("memory that cannot be trimmed cannot share: pass can_share=False too")
         if bytes_per_cell < 1:
             raise ConfigError(f"bytes_per_cell is {bytes_per_cell}: it must be at least 1")
+        super().__init__()
         self.plans: list[StepPlan] = []
         self.ran_ahead: list[bool] = []
         self.opened: list[SequenceSpec] = []
@@ -169,16 +149,12 @@ class FakeEngine:
         self._vocab = FakeVocabulary(fim_tokens)
         self._continuation = continuation
         self._step_s = step_s
-        self._sequences: dict[int, _Sequence] = {}
-        self._row_failures: dict[int, deque[RowError]] = {}
-        self._step_failures: deque[Exception] = deque()
-        self._why_next_is_lost: str | None = None
+        self._sequences: dict[int, FakeSequence] = {}
         self._why_down: str | None = None
         self._pending: tuple[Ticket, StepPlan, FakeFlag | None] | None = None
         self._can_rewind = can_rewind
         self._wants_ahead = False
         self._ahead_rows: tuple[int, ...] = ()
-        self._n_failing_rewinds = 0
         self._broken: list[int] = []
         self._report = StepReport()
         self._purge_list: deque[int] = deque()
@@ -189,7 +165,6 @@ class FakeEngine:
         self._bytes_per_cell = bytes_per_cell
         self._n_ids = N_SHARED_IDS if can_share else n_slots
         self._cells = FakeCells(self._n_ids)
-        self._n_failing: dict[str, int] = {}
         self._info = ModelInfo(
             architecture="fake",
             description="fake bytes",
@@ -205,34 +180,6 @@ class FakeEngine:
             n_ubatch=n_batch,
             n_slots=n_slots,
         )
-
-    def fail_row(self, seq_id: int, error: RowError) -> None:
-        """The next row of this sequence id fails; called twice, the next two."""
-        self._row_failures.setdefault(seq_id, deque()).append(error)
-
-    def fail_step(self, error: Exception, *, times: int = 1) -> None:
-        """The next ``times`` calls of ``submit`` raise this."""
-        self._step_failures.extend([error] * times)
-
-    def fail_rewinds(self, count: int) -> None:
-        """So many sequences, of the next steps that are taken back, cannot be."""
-        self._n_failing_rewinds = count
-
-    def fail_saves(self, count: int) -> None:
-        """The next ``count`` calls of ``save`` and ``checkpoint`` raise EngineError and change nothing."""
-        self._n_failing["save"] = count
-
-    def fail_restores(self, count: int) -> None:
-        """The next ``count`` calls of ``restore`` and ``go_back`` raise EngineError and change nothing."""
-        self._n_failing["restore"] = count
-
-    def fail_adopts(self, count: int) -> None:
-        """The next ``count`` calls of ``adopt`` raise EngineError and change nothing."""
-        self._n_failing["adopt"] = count
-
-    def lose_context(self, message: str) -> None:
-        """llama.cpp throws in the next step: its rows fail, and later ``open`` and ``submit`` raise EngineDown."""
-        self._why_next_is_lost = message
 
     @property
     def failure(self) -> str | None:
@@ -259,7 +206,7 @@ class FakeEngine:
         for token in (*spec.history, *spec.stop_tokens):
             check_token(token)
         self.opened.append(spec)
-        self._sequences[spec.seq_id] = _Sequence(spec)
+        self._sequences[spec.seq_id] = FakeSequence(spec)
 
     @property
     def can_share(self) -> bool:
@@ -389,7 +336,7 @@ class FakeEngine:
         is_next = bool(self._ahead_rows) and not plan.pieces and tuple(plan.decode) == self._ahead_rows
         if not is_next:
             self._settle()
-        self._check_plan(plan)
+        check_plan(plan, self._info, self._sequences, self._cells)
         check_masks(plan)
         if flag is not None and not isinstance(flag, FakeFlag):
             raise EngineError("the flag was not made by this engine")
@@ -397,8 +344,7 @@ class FakeEngine:
         self._wants_ahead = ahead
         self.plans.append(plan)
         self.ran_ahead.append(is_next)
-        if self._step_failures:
-            raise self._step_failures.popleft()
+        self._check_step_failure()
         self._n_tickets += 1
         ticket = Ticket(self._n_tickets)
         self._pending = (ticket, plan, flag)
@@ -454,7 +400,7 @@ class FakeEngine:
         if sequence is None or sequence.drawn is None or sequence.broken is not None:
             raise EngineError(f"sequence {seq_id} is not open, has drawn nothing or is broken")
         cells = self._cells.tokens(seq_id)
-        if self._is_recomputing(seq_id) or len(cells) * self._bytes_per_cell > max_bytes:
+        if sequence.is_recomputing(len(cells)) or len(cells) * self._bytes_per_cell > max_bytes:
             sequence.n_recompute = max(len(cells), sequence.n_recompute)
             suspended = FakeSuspended(sequence, None, self._bytes_per_cell)
         else:
@@ -517,8 +463,7 @@ class FakeEngine:
         self._cells = FakeCells(self._n_ids)
 
     def _settle(self) -> None:
-        broken = self._ahead_rows[: self._n_failing_rewinds]
-        self._n_failing_rewinds -= len(broken)
+        broken = self._take_failing_rewinds(self._ahead_rows)
         self._ahead_rows = ()
         for seq_id in broken:
             self._fail(seq_id, RowError.DECODE, "")
@@ -529,25 +474,16 @@ class FakeEngine:
         if self._why_down is not None:
             raise EngineDown(self._why_down)
 
-    def _check_id(self, seq_id: int) -> None:
-        if not 0 <= seq_id < self._n_ids:
-            raise EngineError(f"sequence {seq_id} is out of range (0..{self._n_ids - 1})")
-
     def _check_memory(self, seq_id: int) -> None:
         self._check_running()
         self._settle()
-        self._check_id(seq_id)
+        self._cells.check_id(seq_id)
 
     def _check_not_open(self, seq_id: int) -> None:
         if seq_id in self._sequences:
             raise EngineError(f"sequence {seq_id} is open")
 
-    def _check_scripted(self, what: str) -> None:
-        if self._n_failing.get(what, 0) > 0:
-            self._n_failing[what] -= 1
-            raise EngineError(f"scripted failure of {what}")
-
-    def _check_adopts(self, seq_id: int, sequence: _Sequence, n_tokens: int) -> None:
+    def _check_adopts(self, seq_id: int, sequence: FakeSequence, n_tokens: int) -> None:
         if sequence.broken is not None:
             raise EngineError(f"sequence {seq_id} can only be closed: {sequence.broken}")
         if sequence.drawn is not None and n_tokens > sequence.n_recompute:
@@ -564,50 +500,6 @@ class FakeEngine:
         if not 0 <= seq_id < self._info.n_slots:
             raise EngineError(f"sequence {seq_id} is out of range (0..{self._info.n_slots - 1})")
         self._check_not_open(seq_id)
-
-    def _is_recomputing(self, seq_id: int) -> bool:
-        """Whether it was resumed without its cells and has not got all of them back."""
-        return self._cells.length(seq_id) < self._sequences[seq_id].n_recompute
-
-    def _check_plan(self, plan: StepPlan) -> None:
-        ids = [*plan.decode, *(piece.seq_id for piece in plan.pieces)]
-        if not ids:
-            raise EngineError("the plan is empty")
-        if len(set(ids)) != len(ids):
-            raise EngineError(f"the plan names a sequence twice: {ids}")
-        for seq_id in ids:
-            if seq_id not in self._sequences:
-                raise EngineError(f"sequence {seq_id} is not open")
-        for seq_id in plan.purge:
-            self._check_id(seq_id)
-            if seq_id in self._sequences:
-                raise EngineError(f"sequence {seq_id} is open: it cannot be purged")
-        n_tokens = len(plan.decode) + sum(len(piece.tokens) for piece in plan.pieces)
-        if n_tokens > self._info.n_batch:
-            raise EngineError(f"the plan holds {n_tokens} tokens, at most {self._info.n_batch} are allowed")
-        for seq_id in plan.decode:
-            sequence = self._sequences[seq_id]
-            if sequence.broken is None and (sequence.drawn is None or self._is_recomputing(seq_id)):
-                raise EngineError(f"sequence {seq_id} has drawn no token yet, or has not all of its cells back")
-        for piece in plan.pieces:
-            self._check_piece(piece)
-
-    def _check_piece(self, piece: PromptPiece) -> None:
-        sequence = self._sequences[piece.seq_id]
-        if self._is_recomputing(piece.seq_id):
-            n_after = self._cells.length(piece.seq_id) + len(piece.tokens)
-            if piece.is_last or n_after > sequence.n_recompute:
-                raise EngineError(f"sequence {piece.seq_id} draws nothing before it has its cells back")
-        elif sequence.drawn is not None:
-            raise EngineError(f"sequence {piece.seq_id} has its prompt already")
-        if not piece.tokens:
-            raise EngineError(f"the piece of sequence {piece.seq_id} is empty")
-        for token in piece.tokens:
-            check_token(token)
-        if piece.next_token is not None:
-            if piece.is_last:
-                raise EngineError(f"the piece of sequence {piece.seq_id} is the last and has a next token")
-            check_token(piece.next_token)
 
     def _compute_piece(self, piece: PromptPiece) -> FakeRow:
         before = self._cells.tokens(piece.seq_id)
@@ -630,9 +522,8 @@ class FakeEngine:
         sequence = self._sequences[seq_id]
         if sequence.broken is not None:
             return self._fail(seq_id, RowError.DECODE, sequence.broken)
-        failures = self._row_failures.get(seq_id)
-        if failures:
-            error = failures.popleft()
+        error = self._next_row_failure(seq_id)
+        if error is not None:
             return self._fail(seq_id, error, f"scripted {error.value}")
         n_after = self._cells.length(seq_id) + len(tokens)
         if n_after > self._info.n_ctx_seq or not self._has_room(len(tokens)):

@@ -23,7 +23,7 @@ class _Cell:
 
 
 class FakeCells:
-    """Cells by sequence id, one for each position. Knows no limits: the engine asks before."""
+    """Cells by sequence id, one for each position. Knows no limits but that of ids: the engine asks before."""
 
     def __init__(self, n_ids: int) -> None:
         self._by_id: list[list[_Cell]] = [[] for _ in range(n_ids)]
@@ -31,6 +31,11 @@ class FakeCells:
         """Those of the cells again: they are asked for at each token."""
         self.n_used = 0
         """Cells that somebody holds, each counted once."""
+
+    def check_id(self, seq_id: int) -> None:
+        """Raise EngineError for an id out of range."""
+        if not 0 <= seq_id < len(self._by_id):
+            raise EngineError(f"sequence {seq_id} is out of range (0..{len(self._by_id) - 1})")
 
     def tokens(self, seq_id: int, start: int = 0) -> tuple[int, ...]:
         """What an id holds from a position on."""
