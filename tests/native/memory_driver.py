@@ -160,7 +160,7 @@ class MemoryDriver(PlanDriver):
             if seq_id != source and self.may_adopt(seq_id, source)
         ]
         if not pairs or not self.engine.can_share:
-            self.engine.unwind()
+            self.check_unwind()
             return
         seq_id, source = self.random.choice(pairs)
         giver, taker = self.holder(source), self.holder(seq_id)
@@ -205,7 +205,7 @@ class MemoryDriver(PlanDriver):
         self.take_back()
         holder = self.holder(seq_id)
         if holder is None or not holder.n_past:  # by taking back
-            self.engine.unwind()
+            self.check_unwind()
             return
         start = self.random.randrange(holder.n_past) if self.engine.can_share and self.random.random() < 0.6 else 0
         self.note(f"save {seq_id} from {start} to {holder.n_past}")

@@ -220,7 +220,8 @@ class PlanDriver:
 
     def unwind(self) -> None:
         self.note("unwind")
-        assert list(self.engine.unwind()) == self.take_back()
+        self.take_back()
+        self.check_unwind()
 
     def inject_faults(self) -> None:
         codes = self.random.choice(
@@ -255,10 +256,14 @@ class PlanDriver:
             self.engine.submit(plan)
         self.seen["refused"] += 1
 
-    def take_back(self) -> list[int]:
+    def take_back(self) -> None:
         """The model's half of what every call does but the plan that runs ahead."""
         self.seen["taken back"] += self.model.ahead is not None
-        return self.model.take_back()
+        self.model.take_back()
+
+    def check_unwind(self) -> None:
+        """Both tell of what was broken since they were asked last."""
+        assert list(self.engine.unwind()) == self.model.unwind()
 
     def check_cells(self) -> None:
         """L1: cells are those of the tokens the caller knows of."""

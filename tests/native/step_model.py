@@ -134,6 +134,7 @@ class EngineModel:
     purged: list[int] = field(default_factory=list)
     """By the step computed last."""
     _purge_list: deque[int] = field(default_factory=deque)
+    _untold: list[tuple[int, SequenceModel]] = field(default_factory=list)
 
     def compute(self, plan: StepPlan, *, is_stopped: bool = False) -> list[RowModel]:
         """The rows of a step that was not computed before."""
@@ -171,15 +172,22 @@ class EngineModel:
         if code not in (0, 1, -1):
             self._rewind_ahead()
 
-    def take_back(self) -> list[int]:
-        """What any call but the plan that runs ahead does first; the ids that are broken now."""
+    def take_back(self) -> None:
+        """What any call but the plan that runs ahead does first."""
         ahead, self.ahead = self.ahead, None
         if ahead is None:
-            return []
+            return
         if ahead.is_decoded:
             self._rewind_ahead(ahead)
         self.count_cells()
-        return [seq_id for seq_id in ahead.seq_ids if self.sequences[seq_id].is_broken]
+        rows = [(seq_id, self.sequences[seq_id]) for seq_id in ahead.seq_ids]
+        self._untold += [(seq_id, sequence) for seq_id, sequence in rows if sequence.is_broken]
+
+    def unwind(self) -> list[int]:
+        """The ids of open sequences that taking back broke, which nobody was told of yet."""
+        self.take_back()
+        untold, self._untold = self._untold, []
+        return [seq_id for seq_id, sequence in untold if self.sequences.get(seq_id) is sequence]
 
     def inject(self, codes: Sequence[int], n_failing_rewinds: int) -> None:
         """Failures to come, instead of those injected before."""
