@@ -135,7 +135,6 @@ class Eviction:
         self._cut(holders, n_tokens)
 
     def _cut(self, holders: Sequence[int], n_tokens: int) -> None:
-        self._counters.saves = self._tiers.n_saves
         self._counters.evictions += 1
         self._counters.evicted_tokens += self._index.length(holders[0]) - n_tokens
         for holder in holders:

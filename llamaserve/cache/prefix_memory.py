@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from llamaserve.cache.prompt import Prompt
+from llamaserve.engine.port import ModelInfo
 
 
 @dataclass(slots=True)
@@ -79,6 +80,11 @@ class Holder:
     is_parked: bool = field(default=True)
     session_scope: str = ""
     """Of the prompts of its session."""
+
+
+def is_one_pool(info: ModelInfo) -> bool:
+    """Whether slots take cells from each other: all of them together may want more than there are."""
+    return info.n_slots * info.n_ctx_seq > info.n_ctx
 
 
 class CaughtUp(NamedTuple):

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llamaserve._hot import common_prefix
+
 TOKEN_TYPE = "i"
 """Array type of token ids: int32, as in llama.cpp."""
 
@@ -43,3 +45,9 @@ class Prompt:
     def n_reusable(self) -> int:
         """Most tokens that may come from elsewhere: the last is always computed, its logits draw the first token."""
         return 0 if self.is_computed_anew else max(0, len(self.tokens) - 1)
+
+    def shares(self, other: Prompt, n_tokens: int) -> bool:
+        """Whether the other begins with the first ``n_tokens`` of this, and this can reuse them from it."""
+        if not (self.is_cached and other.is_cached and self.scope == other.scope and n_tokens <= self.n_reusable):
+            return False
+        return common_prefix(self.tokens, other.tokens, limit=n_tokens) == n_tokens

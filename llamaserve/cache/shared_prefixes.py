@@ -21,7 +21,7 @@ from llamaserve.cache.following import RunningPrompt, choose_leader, waits
 from llamaserve.cache.instability import InstabilityWatch
 from llamaserve.cache.parked_cells import ParkedCells
 from llamaserve.cache.prefix_index import PrefixIndex
-from llamaserve.cache.prefix_memory import CaughtUp, Holder, PrefixCounters, PrefixGauges
+from llamaserve.cache.prefix_memory import CaughtUp, Holder, PrefixGauges
 from llamaserve.cache.private_scopes import PrivateScopes
 from llamaserve.cache.prompt import TOKEN_TYPE, Prompt
 from llamaserve.cache.restoring import Restorer
@@ -40,7 +40,7 @@ class SharedPrefixes:
 
     def __init__(self, engine: Engine, tiers: Tiers, *, most_parked: int) -> None:
         """``most_parked``: cells only parked sequences hold beyond which ``spill`` moves them to RAM."""
-        self.counters = PrefixCounters()
+        self.counters = tiers.counters
         self._engine = engine
         self._tiers = tiers
         self._index = index = PrefixIndex()

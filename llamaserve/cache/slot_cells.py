@@ -191,7 +191,7 @@ class SlotCells:
         tokens = self._tokens[seq_id]
         if len(tokens) - n_kept >= max(MIN_TOKENS, MIN_KEEP * len(tokens)):
             most_bytes = MOST_TO_COPY if self._lent - {seq_id} else None
-            self._counters.saves += self._tiers.offer(self._scopes[seq_id], tokens, 0, seq_id, most_bytes)
+            self._tiers.offer(self._scopes[seq_id], tokens, 0, seq_id, most_bytes)
 
     def empty(self, seq_id: int) -> None:
         """Have a slot hold nothing, for another's sake. Raises EngineDown."""

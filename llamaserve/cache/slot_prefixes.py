@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from llamaserve._hot import common_prefix
 from llamaserve.cache.checkpoints import checkpoint_positions
 from llamaserve.cache.instability import InstabilityWatch
-from llamaserve.cache.prefix_memory import CaughtUp, Holder, PrefixCounters, PrefixGauges
+from llamaserve.cache.prefix_memory import CaughtUp, Holder, PrefixGauges, is_one_pool
 from llamaserve.cache.prompt import Prompt
 from llamaserve.cache.slot_cells import SlotCells
 from llamaserve.cache.slot_pick import SlotView, choose_slot
@@ -53,13 +53,13 @@ class SlotPrefixes:
 
     def __init__(self, engine: Engine, tiers: Tiers, *, similarity: float, checkpoint_bytes: int) -> None:
         info = engine.info
-        self.counters = PrefixCounters()
+        self.counters = tiers.counters
         self._engine = engine
         self._tiers = tiers
         self._similarity = similarity
         self._n_ctx = info.n_ctx
         self._n_ctx_seq = info.n_ctx_seq
-        self._is_one_pool = info.n_slots * info.n_ctx_seq > info.n_ctx
+        self._is_one_pool = is_one_pool(info)
         self._cells = SlotCells(
             engine, tiers, self.counters, checkpoint_bytes=checkpoint_bytes, make_room=self._make_room_in
         )

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from llamaserve.cache.disk_reads import DiskReads
 from llamaserve.cache.disk_tier import DiskCounters, DiskHit, DiskTier, FetchedState
-from llamaserve.cache.prefix_memory import PrefixGauges
+from llamaserve.cache.prefix_memory import PrefixCounters, PrefixGauges
 from llamaserve.cache.prompt import Prompt
 from llamaserve.cache.ram_tier import RamHit, RamTier
 from llamaserve.cache.saved_prefix import SavedPrefix, is_long_enough
@@ -58,8 +58,8 @@ class Tiers:
         self._ram = ram
         self._disk = disk
         self._clock = clock
-        self.n_saves = 0
-        """Copies made of cells."""
+        self.counters = PrefixCounters()
+        """Of the prefix memory whose tiers these are; here only copies are counted."""
         self._bytes_per_token = 0.0
         """Of the last copy; before the first nothing is known."""
         self._reads = None if disk is None else DiskReads(disk, self._load, can_trim=can_trim, clock=clock)
@@ -180,7 +180,7 @@ class Tiers:
             return None
         saved = SavedPrefix(scope, tokens, start, state)
         self._bytes_per_token = saved.n_bytes / (saved.end - start)
-        self.n_saves += 1
+        self.counters.saves += 1
         return saved
 
     # Out of the tiers.

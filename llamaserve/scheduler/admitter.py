@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 
-from llamaserve.cache.prefix_memory import PrefixMemory
+from llamaserve.cache.prefix_memory import PrefixMemory, is_one_pool
 from llamaserve.engine.port import Engine
 from llamaserve.errors import Cancelled, ContextFull, DeadlineExceeded, EngineDown, LlamaServeError
 from llamaserve.request import Failed
@@ -17,7 +17,7 @@ from llamaserve.scheduler.admission_queue import AdmissionQueue
 from llamaserve.scheduler.answers import Answers, as_ours
 from llamaserve.scheduler.constraining import begin
 from llamaserve.scheduler.inbox import Inbox, Submit
-from llamaserve.scheduler.kv_pressure import has_common_prefix, n_missing
+from llamaserve.scheduler.kv_pressure import n_missing
 from llamaserve.scheduler.opening import NO_PROMPT, sequence_spec
 from llamaserve.scheduler.preemption import Preempted, PreemptedRequests
 from llamaserve.scheduler.slot import Slot, Work
@@ -56,8 +56,7 @@ class Admitter:
         info = engine.info
         self._n_ctx = info.n_ctx
         self._n_ctx_seq = info.n_ctx_seq
-        self._is_oversubscribed = info.n_slots * info.n_ctx_seq > info.n_ctx
-        """Whether all slots together may want more cells than there are."""
+        self._is_oversubscribed = is_one_pool(info)
         self.following: Collection[int] = ()
         """Sequences that wait for others' tokens; the scheduler tells."""
         self._n_admitted = 0
@@ -123,38 +122,41 @@ class Admitter:
         preempted = self.preempted.first()
         if preempted is None:
             return self._next_of(self.queue.peek) is not None
-        return self._n_missing(preempted.work.n_cells) <= 0
+        return self._n_missing(preempted.work.n_cells, self._n_free()) <= 0
 
     def _next_of(self, choose: Callable[..., Submit | None]) -> Submit | None:
         """The next of those that wait, by the queue's ``peek`` or ``pop``."""
         if not self.queue:
             return None
-        return choose(self._is_ready, idle_sessions=self._slots.idle.sessions())
+        return choose(self._readiness(), idle_sessions=self._slots.idle.sessions())
 
-    def _is_ready(self, entry: Submit) -> bool:
-        """Whether a waiting request could begin: it does not wait for the disk, and it has room."""
-        if self._prefixes.is_fetching(entry.request_id):
-            return False
-        if not len(self._slots) or not self._is_oversubscribed:
-            return True
-        missing = self._n_missing(entry.n_tokens)
-        if missing <= 0:
-            return True
-        # What others hold and it can adopt it does not need. Parked cells count as free, so only running ones do.
-        running = (slot.working.prompt for slot in self._slots)
-        return self._engine.can_share and has_common_prefix(entry.prompt, running, missing)
+    def _readiness(self) -> Callable[[Submit], bool]:
+        """Whether a waiting request could begin: it does not wait for the disk, and it has room. Those that run are
+        looked at once, however many are asked."""
+        n_free = self._n_free() if len(self._slots) and self._is_oversubscribed else None
+        running = [slot.working.prompt for slot in self._slots] if self._engine.can_share else []
 
-    def _n_missing(self, n_cells: int) -> int:
-        """Cells that a request is short of that needs so many; what is parked counts as free, and what running
-        prompts will still need as taken."""
+        def is_ready(entry: Submit) -> bool:
+            if self._prefixes.is_fetching(entry.request_id):
+                return False
+            if n_free is None:
+                return True
+            missing = self._n_missing(entry.n_tokens, n_free)
+            # What others hold and it can adopt it does not need. Parked cells count as free, so only running ones do.
+            return missing <= 0 or any(entry.prompt.shares(other, missing) for other in running)
+
+        return is_ready
+
+    def _n_free(self) -> int:
+        """Cells for others than those that run; what is parked counts as free, and what running prompts will still need
+        as taken."""
         works = [slot.working for slot in self._slots.prefilling if slot.seq_id not in self.following]
-        n_free = self._n_ctx - self._engine.used_cells()
-        return n_missing(
-            n_cells=n_cells,
-            n_free=n_free + self._prefixes.n_evictable - sum(work.n_left_to_feed for work in works),
-            n_ctx=self._n_ctx,
-            n_running=len(self._slots),
-        )
+        n_taken = self._engine.used_cells() + sum(work.n_left_to_feed for work in works)
+        return self._n_ctx - n_taken + self._prefixes.n_evictable
+
+    def _n_missing(self, n_cells: int, n_free: int) -> int:
+        """Cells that a request is short of that needs so many."""
+        return n_missing(n_cells=n_cells, n_free=n_free, n_ctx=self._n_ctx, n_running=len(self._slots))
 
     # Coming in.
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from llamaserve.cache.prompt import Prompt
 
 MOST_GROWTH = 32
 """Tokens each running request shall have room for before another comes in; fewer in small contexts."""
@@ -36,11 +34,3 @@ def n_missing(*, n_cells: int, n_free: int, n_ctx: int, n_running: int) -> int:
         return 0
     growth = min(MOST_GROWTH, n_ctx // 16)
     return n_cells + growth * (n_running + 1) - n_free
-
-
-def has_common_prefix(prompt: Prompt, others: Iterable[Prompt], n_tokens: int) -> bool:
-    """Whether one of the others begins with the prompt's first ``n_tokens``, and both may use the same cells."""
-    if not prompt.is_cached or n_tokens > prompt.n_reusable:
-        return False
-    start = prompt.tokens[:n_tokens]
-    return any(other.is_cached and other.scope == prompt.scope and other.tokens[:n_tokens] == start for other in others)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamaserve.cache.prompt import Prompt, token_array
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.fake import FakeEngine, FakeSuspended
 from llamaserve.engine.port import RowError, SuspendedSequence
@@ -563,3 +564,44 @@ def test_slots_with_cells_of_their_own_are_always_filled() -> None:
         harness.submit(b"a" * 28, max_tokens=4)
     harness.tick()
     assert harness.scheduler.stats().active_slots == 2
+
+
+# Who may come in.
+
+
+def test_those_that_run_are_looked_at_once_however_many_wait() -> None:
+    class Counting(FakeEngine):
+        n_asked = 0
+
+        def used_cells(self) -> int:
+            self.n_asked += 1
+            return super().used_cells()
+
+    engine = Counting(n_slots=4, n_ctx=400)
+    harness = Harness(engine)
+    first = harness.submit(b"f" * 200, max_tokens=60)
+    harness.tick(2)
+    others = [harness.submit(bytes([33 + index]) * 190, max_tokens=2) for index in range(30)]
+    harness.tick()
+    engine.n_asked = 0
+    harness.tick()
+    assert harness.scheduler.stats().queue_depth == 30
+    assert engine.n_asked <= 6
+    harness.run()
+    assert all(harness.finished(request_id) for request_id in [first, *others])
+
+
+@given(
+    st.lists(st.integers(0, 1), min_size=1, max_size=8),
+    st.lists(st.integers(0, 1), min_size=1, max_size=8),
+    st.integers(0, 9),
+    st.booleans(),
+    st.sampled_from(["", "salt"]),
+)
+def test_a_prompt_shares_what_another_begins_with(
+    tokens: list[int], others: list[int], n_tokens: int, is_cached: bool, scope: str
+) -> None:
+    prompt = Prompt(token_array(tokens))
+    other = Prompt(token_array(others), scope=scope, is_cached=is_cached)
+    expected = is_cached and not scope and n_tokens < len(tokens) and tokens[:n_tokens] == others[:n_tokens]
+    assert prompt.shares(other, n_tokens) is expected
