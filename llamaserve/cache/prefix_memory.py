@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from llamaserve.cache.prompt import Prompt
-from llamaserve.engine.port import MemoryKind, ModelInfo
+from llamaserve.engine.port import ModelInfo
 
 
 @dataclass(slots=True)
@@ -83,9 +83,8 @@ class Holder:
 
 
 def is_one_pool(info: ModelInfo) -> bool:
-    """Whether slots take cells from each other: all of them together may want more than there are. A recurrent state
-    has no cells; it takes the same room however long its text is."""
-    return info.memory is not MemoryKind.RECURRENT and info.n_slots * info.n_ctx_seq > info.n_ctx
+    """Whether slots take cells from each other: all of them together may want more than there are."""
+    return info.n_slots * info.n_ctx_seq > info.n_ctx
 
 
 class CaughtUp(NamedTuple):

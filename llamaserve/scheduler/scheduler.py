@@ -264,7 +264,7 @@ class Scheduler:
     def _spill(self) -> None:
         """Have parked cells make way for those that run. A step that ran ahead is worth less than many of them."""
         n_surplus = self._prefixes.n_surplus if len(self._slots) else 0
-        if n_surplus > (MOST_SURPLUS if self._ahead.is_there else 0):
+        if n_surplus > MOST_SURPLUS or (n_surplus and not self._ahead.is_there):
             self._ahead.take_back(Discard.ROOM)
             self._prefixes.spill()
 

@@ -569,29 +569,6 @@ def test_slots_with_cells_of_their_own_are_always_filled() -> None:
 # Who may come in.
 
 
-class Stateful(FakeEngine):
-    """Memory with a state a slot and no cells, as a recurrent model's: its length takes no room."""
-
-    def __init__(self) -> None:
-        super().__init__(n_slots=2, n_ctx=1000, n_ctx_seq=1000, can_share=False, can_trim=False)
-
-    def _has_room(self, n_cells: int) -> bool:
-        return True
-
-
-def test_where_a_text_takes_no_room_nobody_waits_for_any_and_nothing_is_emptied() -> None:
-    harness = Harness(Stateful())
-    kept = harness.submit(b"k" * 700, max_tokens=2, cache_prompt=True)
-    harness.run()
-    running = [harness.submit(bytes([letter]) * 700, max_tokens=30) for letter in b"ab"]
-    harness.tick(3)
-    assert harness.scheduler.stats().active_slots == 2
-    harness.run()
-    assert all(len(harness.tokens(request_id)) == 30 for request_id in running)
-    assert harness.scheduler.stats().preemptions == 0
-    assert harness.finished(kept)
-
-
 def test_those_that_run_are_looked_at_once_however_many_wait() -> None:
     class Counting(FakeEngine):
         n_asked = 0
