@@ -15,6 +15,7 @@
     ├── CapacityError          the input is fine, the room or the time is not
     │   ├── QueueFull
     │   │   └── QueueTokensFull
+    │   ├── CompilerBusy
     │   ├── ContextFull
     │   └── DeadlineExceeded
     ├── EngineError            the model or llama.cpp failed
@@ -168,6 +169,18 @@ class QueueTokensFull(QueueFull):
         self.args = (
             f"the request queue is full: {n_waiting} prompt tokens wait, {n_tokens} more would pass its limit of "
             f"{limit}; try again later",
+        )
+
+
+class CompilerBusy(CapacityError):
+    """The threads that compile grammars had no time for this one."""
+
+    retry_after_s: int = 1
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"other requests' grammars are being compiled, and this one's was not begun within {timeout_s:g} s; try "
+            "again later"
         )
 
 

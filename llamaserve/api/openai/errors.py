@@ -51,6 +51,7 @@ ERROR_SHAPES: Mapping[type[errors.LlamaServeError], ErrorShape] = {
     errors.CapacityError: ErrorShape(503, SERVER_ERROR, "no_capacity"),
     errors.QueueFull: ErrorShape(429, "rate_limit_exceeded", "queue_full", is_retry_right=True),
     errors.QueueTokensFull: ErrorShape(429, "rate_limit_exceeded", "queue_full", is_retry_right=True),
+    errors.CompilerBusy: ErrorShape(503, SERVER_ERROR, "compiler_busy", is_retry_right=True),
     errors.ContextFull: ErrorShape(503, SERVER_ERROR, "context_full"),
     errors.DeadlineExceeded: ErrorShape(504, SERVER_ERROR, "timeout", is_retry_wasteful=True),
     errors.EngineError: ErrorShape(500, SERVER_ERROR, "engine_error"),
