@@ -29,6 +29,19 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GBNF = 'root ::= "yes" | "no"'
+VLLM_GBNF = """
+    root ::= select_statement
+    select_statement ::= "SELECT " column "FROM " table
+    column ::= "col_1 " | "col_2 "
+    table ::= "table_1 " | "table_2 "
+"""
+VLLM_LARK = """
+    ?start: select_statement
+    ?select_statement: "SELECT " column " FROM " table
+    ?column: NAME
+    ?table: NAME
+    NAME: /[a-z]{1,3}/
+"""
 LARK = "start: ANSWER\nANSWER: /(yes|no)/"
 SMALL = {"type": "integer", "minimum": 10, "maximum": 19}
 
@@ -57,6 +70,8 @@ SPELLINGS = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}, r"\{.*\}"),
     ({"response_format": {"type": "regex", "value": "[xy]{3}"}}, "[xy]{3}"),
     ({"response_format": {"type": "grammar", "grammar": GBNF}}, "yes|no"),
+    ({"guided_grammar": VLLM_GBNF}, "SELECT col_[12] FROM table_[12] "),
+    ({"structured_outputs": {"grammar": VLLM_LARK}}, "SELECT [a-z]{1,3} FROM [a-z]{1,3}"),
     ({"json_schema": SMALL}, "1[0-9]"),
     ({"json_schema": json.dumps(SMALL)}, "1[0-9]"),
     ({"grammar": GBNF}, "yes|no"),
@@ -201,6 +216,7 @@ def test_a_schema_keeps_the_order_of_its_properties() -> None:
         (GBNF, GrammarKind.GBNF),
         ('start ::= "a"\nroot ::= start', GrammarKind.GBNF),
         ('start: "a"', GrammarKind.LARK),
+        ('?start: "a"', GrammarKind.LARK),
         ('%llguidance {}\n\nstart: "a"', GrammarKind.LARK),
     ],
 )

@@ -21,7 +21,7 @@ from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "regex", "grammar")
-_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:(?!:=))")
+_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|\??start\s*:(?!:=))")
 _ANY_OBJECT = GrammarSpec(GrammarKind.JSON_OBJECT, "")
 _IGNORED_OUTPUTS = frozenset({"disable_fallback", "backend", "_backend"})
 """Of ``structured_outputs``, how vLLM shall do it."""

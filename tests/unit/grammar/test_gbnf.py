@@ -53,6 +53,7 @@ def gbnf(compiler: GrammarCompiler, source: str) -> CompiledGrammar:
         ("root ::= [\\]x\\n-]", [b"]", b"\n", b"-"], [b"y"]),
         ("# first\nroot ::= a # of two\n\n  # rules\na ::=\n  \"x\" |\n  \"y\"\n", [b"x", b"y"], [b"a"]),
         ('root ::= ("a"\n | "b"\n)', [b"a", b"b"], [b"c"]),
+        ("root ::= a_b _c\na_b ::= \"x\"\n_c ::= \"y\"", [b"xy"], [b"x"]),
         ("root ::= [a-z]* \"end\"", [b"end", b"endend", b"blend"], [b"ending", b"en"]),
         ('root ::= until "<t>" x\nx ::= "{" x* "}"\n' + UNTIL, [b"<t>{}", b"a<b<t>{{}{}}"], [b"<t{}", b"a"]),
         ('root ::= until c\nc ::= "<t>" x | "<tb>"\nx ::= "{" x* "}"\n' + UNTIL, [b"b<t>{{}}", b"a<b><tb>"], [b"<tc>"]),
