@@ -22,6 +22,7 @@
     │   ├── ModelLoad
     │   ├── DecodeFailed
     │   ├── RewindFailed
+    │   ├── GrammarFailed
     │   └── EngineDown
     └── Cancelled              the caller asked for it
 
@@ -210,6 +211,10 @@ class DecodeFailed(EngineError):
 
 class RewindFailed(EngineError):
     """A sequence could not go back to where it was before a step that ran ahead; its text cannot go on."""
+
+
+class GrammarFailed(EngineError):
+    """A restriction cannot go on in the middle of an answer: it became too large, or a token it forbids was drawn."""
 
 
 class EngineDown(EngineError):

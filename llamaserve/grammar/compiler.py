@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.port import Vocabulary
-from llamaserve.errors import BadGrammar, EngineDown
+from llamaserve.errors import BadGrammar, EngineDown, GrammarFailed
 from llamaserve.grammar.compilation import Compilation, TimeLeft
 from llamaserve.grammar.filler import ParallelFiller
 from llamaserve.grammar.json_schema import place_of_fault, read_schema
@@ -167,9 +167,12 @@ def _compile(
     matcher = LLMatcher(tokens.tokenizer, grammar_of(spec, tokens), log_level=0, limits=LIMITS)
     if matcher.is_error():
         raise _refusal(spec, reason(matcher), tokens, time_left)
-    _feed_prefix(matcher, spec.prefix, tokens)
     # A grammar without any text, or too large for its first step, is found here and not in the middle of an answer.
-    GrammarMatcher(matcher.deep_copy(), tokens).mask()
+    try:
+        _feed_prefix(matcher, spec.prefix, tokens)
+        GrammarMatcher(matcher.deep_copy(), tokens).mask()
+    except GrammarFailed as error:
+        raise BadGrammar(str(error)) from error
     return CompiledGrammar(spec, matcher, tokens, filler)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.port import StepPlan
-from llamaserve.errors import BadGrammar
+from llamaserve.errors import GrammarFailed
 from llamaserve.scheduler.slot import Slot, Work
 
 
@@ -19,7 +19,7 @@ class RowMasks(NamedTuple):
 
     masks: Mapping[int, bytes]
     """By sequence id, of rows that may not draw any token."""
-    failed: Sequence[tuple[Slot, BadGrammar]]
+    failed: Sequence[tuple[Slot, GrammarFailed]]
     """Rows whose restriction cannot go on: their requests must end before the step."""
 
 
@@ -34,11 +34,11 @@ def row_masks(plan: StepPlan, slots: Sequence[Slot]) -> RowMasks:
     if len(restricted) > 1:
         _fill([constraint for _, constraint in restricted])
     masks: dict[int, bytes] = {}
-    failed: list[tuple[Slot, BadGrammar]] = []
+    failed: list[tuple[Slot, GrammarFailed]] = []
     for slot, constraint in restricted:
         try:
             mask = constraint.mask()
-        except BadGrammar as error:
+        except GrammarFailed as error:
             failed.append((slot, error))
             continue
         if mask is not None:

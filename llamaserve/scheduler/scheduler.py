@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from llamaserve.cache.prefix_memory import Holder, PrefixMemory
 from llamaserve.config import SchedulerConfig
 from llamaserve.engine.port import Engine, PromptPiece, RowError, RowOutput, StepPlan
-from llamaserve.errors import BadGrammar, Cancelled, ContextFull, DecodeFailed, EngineDown, RewindFailed
+from llamaserve.errors import Cancelled, ContextFull, DecodeFailed, EngineDown, GrammarFailed, RewindFailed
 from llamaserve.request import Event, Failed, Finished, FinishReason, GenerationRequest
 from llamaserve.scheduler.admission import check_request
 from llamaserve.scheduler.admitter import Admitter
@@ -425,7 +425,7 @@ class Scheduler:
         if work.constraint is not None:
             try:
                 work.constraint.accept(token)
-            except BadGrammar as error:
+            except GrammarFailed as error:
                 self._end(slot, Failed(error))
                 return
         is_complete = ends_now(work, is_decoding_ahead=bool(self._engine.ahead_rows))

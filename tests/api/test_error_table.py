@@ -42,6 +42,7 @@ def test_every_error_of_the_package_has_a_row_of_its_own(error_type: type[errors
         (errors.EngineDown("loading"), 503, "unavailable_error", "unavailable"),
         (errors.DecodeFailed("rc 2"), 500, "server_error", "decode_failed"),
         (errors.RewindFailed("stuck"), 500, "server_error", "rewind_failed"),
+        (errors.GrammarFailed("too complex"), 500, "server_error", "grammar_failed"),
         (errors.EngineError("odd"), 500, "server_error", "engine_error"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",

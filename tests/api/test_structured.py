@@ -191,9 +191,11 @@ def test_a_grammar_that_turns_out_too_complex_ends_its_answer_with_an_error(serv
     names = [f"r{index}" for index in range(2_100)]  # more than the parser takes at once
     bomb = f'start: "x" ({"|".join(names)})\n' + "\n".join(f'{name}: "{name}"' for name in names)
     streamed = served.complete(stream=True, grammar=bomb).text
-    assert '"code":"invalid_grammar"' in streamed
+    assert '"code":"grammar_failed"' in streamed
     assert "[DONE]" not in streamed
-    assert error_of(served.complete(grammar=bomb))["code"] == "invalid_grammar"
+    response = served.complete(grammar=bomb)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "grammar_failed")
+    assert response.headers["x-should-retry"] == "false"
     assert served.complete(max_tokens=3).status_code == 200
 
 

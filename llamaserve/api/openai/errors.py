@@ -58,6 +58,7 @@ ERROR_SHAPES: Mapping[type[errors.LlamaServeError], ErrorShape] = {
     errors.ModelLoad: ErrorShape(500, SERVER_ERROR, "model_load_failed"),
     errors.RewindFailed: ErrorShape(500, SERVER_ERROR, "rewind_failed", is_retry_wasteful=True),
     errors.DecodeFailed: ErrorShape(500, SERVER_ERROR, "decode_failed", is_retry_wasteful=True),
+    errors.GrammarFailed: ErrorShape(500, SERVER_ERROR, "grammar_failed", is_retry_wasteful=True),
     errors.EngineDown: ErrorShape(503, UNAVAILABLE, "unavailable"),
     # Nobody is left to read it; the status is for the log.
     errors.Cancelled: ErrorShape(499, INVALID_REQUEST, "cancelled"),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamaserve.engine.fake_text import BOS, EOS, FakeVocabulary
-from llamaserve.errors import BadGrammar
+from llamaserve.errors import BadGrammar, GrammarFailed
 from llamaserve.grammar.compiler import CompiledGrammar, GrammarCompiler
 from llamaserve.grammar.gbnf import Choice, Literal, read_gbnf
 from llamaserve.grammar.gbnf_lark import has_beginnings, lark_of_gbnf
@@ -104,7 +104,7 @@ def test_tokens_are_named_by_text_or_id(compiler: GrammarCompiler) -> None:
             for token in (*tokens, ord("."), EOS):
                 state.accept(token)
         else:
-            with pytest.raises(BadGrammar, match="does not allow token"):
+            with pytest.raises(GrammarFailed, match="does not allow token"):
                 [state.accept(token) for token in tokens]
 
 
