@@ -187,6 +187,9 @@ def _feed_prefix(matcher: LLMatcher, prefix: str, tokens: GrammarTokens) -> None
 
 def _refusal(spec: GrammarSpec, message: str, tokens: GrammarTokens, time_left: TimeLeft) -> BadGrammar:
     """What is wrong, and where in a schema as far as there is time to find that."""
+    if spec.content is not None:  # the text around it is ours
+        inner = LLMatcher(tokens.tokenizer, grammar_of(spec.content, tokens), log_level=0, limits=LIMITS)
+        return _refusal(spec.content, reason(inner) if inner.is_error() else message, tokens, time_left)
     if spec.kind is not GrammarKind.JSON_SCHEMA:
         return BadGrammar(message)
     ends_at = time.monotonic() + min(PLACE_TIMEOUT_S, time_left() - _LEFT_TO_ANSWER_S)
