@@ -13,7 +13,7 @@ from llamaserve.chat.call_grammar_content import content_frame
 from llamaserve.chat.message import ContentParser, MessageParser
 from llamaserve.chat.reasoning_budget import ReasoningMarks
 from llamaserve.chat.template import PLAIN_CHAT, CallForm, ChatOptions, ChatTemplate, Messages, RenderedChat
-from llamaserve.chat.tool_schemas import strict_arguments
+from llamaserve.chat.tool_schemas import check_tools, strict_arguments
 from llamaserve.engine.port import Vocabulary
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec, Trigger, TriggerKind
 
@@ -64,8 +64,10 @@ def prepare_chat(
 ) -> PreparedChat:
     """Render and tokenise a conversation.
 
-    ``tokenize`` reads the whole text, and may refuse it. Raises BadTemplate when the template refuses the messages.
+    ``tokenize`` reads the whole text, and may refuse it. Raises BadTemplate when the template refuses the messages,
+    BadGrammar for parameters of tools that cannot be enforced.
     """
+    check_tools(options.tools)
     rendered = template.render(messages, options)
     tokens = tuple(tokenize(rendered.prompt))
     calls, make_looser_calls, content_frame = _restrictions(rendered, messages, template, options, vocab)

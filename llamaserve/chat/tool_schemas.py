@@ -27,6 +27,22 @@ _WHOLE = "whole-function"
 _SHARED = ("$defs", "definitions")
 
 
+MAX_ARGUMENTS = 2_000
+"""Of all functions: a template's parser takes almost a millisecond for each."""
+
+
+def check_tools(tools: Sequence[Node]) -> None:
+    """Refuse what no call could be held to, before anything is rendered. Raises BadGrammar, with the place."""
+    n_arguments = 0
+    for index, tool in enumerate(tools):
+        schema = tool_schema(tool, index)
+        n_arguments += len(cast("Node", schema.get("properties") or {})) if isinstance(schema, dict) else 0
+    if n_arguments > MAX_ARGUMENTS:
+        raise BadGrammar(
+            f"tools has functions of {n_arguments} arguments: at most {MAX_ARGUMENTS} are allowed", "tools"
+        )
+
+
 def is_strict(tool: Node) -> bool:
     """Whether the arguments must be kept to their schema."""
     return bool(cast("Node", tool["function"]).get("strict"))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from llamaserve.chat.call_grammar import call_grammar
-from llamaserve.chat.tool_schemas import tool_schemas
+from llamaserve.chat.tool_schemas import MAX_ARGUMENTS, check_tools, tool_schemas
 from llamaserve.engine.fake_text import FakeVocabulary
 from llamaserve.errors import BadGrammar
 from llamaserve.grammar.compiler import GrammarCompiler
@@ -124,6 +124,14 @@ def test_an_arguments_schema_has_what_it_refers_to() -> None:
         assert takes(constraint, right), argument
         assert not takes(constraint, wrong), argument
     compiler.close()
+
+
+def test_functions_of_very_many_arguments_are_refused() -> None:
+    properties = {f"p{index}": {} for index in range(MAX_ARGUMENTS // 10)}
+    tools = [{"function": {"name": f"f{index}", "parameters": {"properties": properties}}} for index in range(11)]
+    check_tools(tools[:10])
+    with pytest.raises(BadGrammar, match="functions of 2200 arguments: at most 2000"):
+        check_tools(tools)
 
 
 def test_control_tokens_are_tokens() -> None:
