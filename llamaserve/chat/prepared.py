@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from llamaserve.chat.boundaries import message_boundaries
+from llamaserve.chat.call_arguments import check_call_arguments
 from llamaserve.chat.call_grammar import call_grammar
 from llamaserve.chat.call_grammar_content import content_frame
 from llamaserve.chat.message import ContentParser, MessageParser
@@ -65,8 +66,10 @@ def prepare_chat(
     """Render and tokenise a conversation.
 
     ``tokenize`` reads the whole text, and may refuse it. Raises BadTemplate when the template refuses the messages,
-    BadGrammar for parameters of tools that cannot be enforced.
+    BadRequest for arguments of calls that are nested too deep, BadGrammar for parameters of tools that cannot be
+    enforced.
     """
+    check_call_arguments(messages)
     check_tools(options.tools)
     rendered = template.render(messages, options)
     tokens = tuple(tokenize(rendered.prompt))
