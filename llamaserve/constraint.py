@@ -15,11 +15,11 @@ class TokenConstraint(Protocol):
     def mask(self) -> bytes | None:
         """Which tokens may come next: bit ``i % 32`` of the little-endian 32-bit word ``i // 32`` says whether token
         ``i`` may, for every token of the vocabulary; None = any may. At least one bit is set. Asked twice it says the
-        same. Raises BadGrammar when the restriction cannot go on."""
+        same. Raises GrammarFailed when the restriction cannot go on."""
 
     def accept(self, token: int) -> None:
-        """Take note of the token that was drawn, an end-of-generation token too. Raises BadGrammar for one that was not
-        allowed."""
+        """Take note of the token that was drawn, an end-of-generation token too. Raises GrammarFailed for one that was
+        not allowed."""
 
     @property
     def is_complete(self) -> bool:

@@ -16,12 +16,14 @@
     ├── CapacityError          the input is fine, the room or the time is not
     │   ├── QueueFull
     │   │   └── QueueTokensFull
+    │   ├── CompilerBusy
     │   ├── ContextFull
     │   └── DeadlineExceeded
     ├── EngineError            the model or llama.cpp failed
     │   ├── ModelLoad
     │   ├── DecodeFailed
     │   ├── RewindFailed
+    │   ├── GrammarFailed
     │   └── EngineDown
     └── Cancelled              the caller asked for it
 
@@ -182,6 +184,18 @@ class QueueTokensFull(QueueFull):
         )
 
 
+class CompilerBusy(CapacityError):
+    """The threads that compile grammars had no time for this one."""
+
+    retry_after_s: int = 1
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"other requests' grammars are being compiled, and this one's was not begun within {timeout_s:g} s; try "
+            "again later"
+        )
+
+
 class ContextFull(CapacityError):
     """The KV cache has no cell left for this request's next token."""
 
@@ -208,6 +222,10 @@ class DecodeFailed(EngineError):
 
 class RewindFailed(EngineError):
     """A sequence could not go back to where it was before a step that ran ahead; its text cannot go on."""
+
+
+class GrammarFailed(EngineError):
+    """A restriction cannot go on in the middle of an answer: it became too large, or a token it forbids was drawn."""
 
 
 class EngineDown(EngineError):

@@ -230,7 +230,7 @@ class Server:
             boundaries=chat.boundaries,
             visible_tokens=chat.visible_tokens,
             constraint=chat_restriction(
-                chat, options.grammar, service.grammars.compile, service.vocab, param="grammar"
+                chat, options.grammar, lambda spec, _: service.grammars.compile(spec), service.vocab, param="grammar"
             ),
         )
 

@@ -15,15 +15,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
+from llamaserve.chat.tool_schemas import Node, tool_schemas
 from llamaserve.errors import BadGrammar
-from llamaserve.grammar.json_schema import read_schema
 from llamaserve.grammar.sources import JSON_SPACE, MAX_SOURCE_LENGTH
 
-Node = Mapping[str, object]
 Spell = Callable[[str], Sequence[str | int]]
 """A text as texts and control tokens."""
 
-_EMPTY = '""'
+EMPTY = '""'
 _ANY_TEXT = "/(?s:.*)/"
 _OPTIONAL_SPACE = "(/[ \\t\\r\\n]{1,20}/)?"
 _STRING = {'"': r'/([^"\\\x00-\x1f]|\\(["\\\/bfnrt]|u[0-9a-fA-F]{4}))*/', "'": r"/([^'\\\x00-\x1f]|\\.)*/"}
@@ -38,50 +37,39 @@ _LOOKING = ("epsilon", "start", "end", "and", "not")
 """What takes no text."""
 
 
-def call_grammar(parser: str, tools: Sequence[Node], spell: Spell, *, must_call: bool, in_parallel: bool = True) -> str:
+def call_grammar(
+    parser: str,
+    tools: Sequence[Node],
+    spell: Spell,
+    *,
+    must_call: bool,
+    in_parallel: bool = True,
+    only_strict: bool = False,
+) -> str:
     """The grammar of a whole answer where a call must come; else of what comes from the beginning of a call on.
 
-    ``parser`` is llama.cpp's, as JSON; ``in_parallel`` says whether several calls may come. Raises
-    BadGrammar for parameters that cannot be enforced, with their place.
+    ``parser`` is llama.cpp's, as JSON; ``in_parallel`` says whether several calls may come. ``only_strict`` leaves the
+    schemas of functions that are not strict out, and so does a grammar that becomes too long with them. Raises
+    BadGrammar for parameters that cannot be enforced, with their place, and for one that is too long all the same.
     """
     arena = cast("Node", json.loads(parser))
-    source = _Writer(arena, _schemas(tools), spell, must_call=must_call, in_parallel=in_parallel).write()
+
+    def written(schemas: Mapping[str, object]) -> str:
+        return CallWriter(arena, schemas, spell, must_call=must_call, in_parallel=in_parallel).write()
+
+    source = written(tool_schemas(tools, only_strict=only_strict))
+    if len(source) > MAX_SOURCE_LENGTH and not only_strict:
+        source = written(tool_schemas(tools, only_strict=True))
     if len(source) > MAX_SOURCE_LENGTH:
-        source = _Writer(arena, {}, spell, must_call=must_call, in_parallel=in_parallel).write()
+        raise BadGrammar(
+            f"the grammar of the tools' calls has {len(source)} characters: at most {MAX_SOURCE_LENGTH} are allowed; "
+            "give fewer or smaller tools, or fewer of them strict",
+            "tools",
+        )
     return source
 
 
-def _schemas(tools: Sequence[Node]) -> Mapping[str, object]:
-    """The schemas of functions and of their arguments, by the names llama.cpp gives them."""
-    schemas: dict[str, object] = {}
-    for index, tool in enumerate(tools):
-        function = cast("Node", tool["function"])
-        name, given = function["name"], function["parameters"]
-        try:
-            read = read_schema(json.dumps(given or {"type": "object", "properties": {}, "additionalProperties": False}))
-        except BadGrammar as error:
-            place = f"tools[{index}].function.parameters" + (f".{error.param}" if error.param else "")
-            raise BadGrammar(f"tools[{index}].function.parameters: {error}", place) from error
-        if not isinstance(read, dict):
-            continue
-        schema = read if "additionalProperties" in read or not read.get("properties") else _closed(read)
-        options = {"whitespace_pattern": JSON_SPACE, "lenient": not function.get("strict")}
-        schemas[f"tool-{name}-schema"] = {**schema, "x-guidance": options}
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        properties = cast("Node", schema.get("properties") or {})
-        for argument, part in properties.items():
-            if isinstance(part, dict):
-                schemas[f"tool-{name}-arg-{argument}-schema"] = {**shared, **part, "x-guidance": options}
-    return schemas
-
-
-def _closed(schema: Mapping[str, object]) -> Mapping[str, object]:
-    """No arguments but those that are described, where nothing says otherwise."""
-    is_simple = not schema.keys() & {"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
-    return {**schema, "additionalProperties": False} if is_simple else schema
-
-
-class _Writer:
+class CallWriter:
     """One grammar being written."""
 
     def __init__(
@@ -93,7 +81,10 @@ class _Writer:
         self._schemas = schemas
         self._spell = spell
         self._must_call = must_call
+        """Whether content is left out."""
         self._in_parallel = in_parallel
+        self._has_calls = True
+        """Whether calls are written at all."""
         self._names: dict[int | str, str] = {}
         """Rules of ours, by the parser or the text they stand for."""
         self._lines: list[str] = []
@@ -103,7 +94,7 @@ class _Writer:
             start = self._expression(self._root)
         else:
             triggers = [index for _, index in sorted(self._rules.items()) if self._nodes[index].get("trigger")]
-            start = _choice([self._expression(index) for index in triggers])
+            start = choice_of([self._expression(index) for index in triggers])
         return "\n".join([f"start: {start}", *self._lines])
 
     def _expression(self, index: int) -> str:
@@ -111,13 +102,13 @@ class _Writer:
         node = self._nodes[index]
         kind = node["type"]
         if kind in _LOOKING:
-            return _EMPTY
+            return EMPTY
         if kind == "literal":
             return self._literal(str(node["literal"]))
         if kind == "sequence":
             return self._sequence(list(self._items(index)))
         if kind == "choice":
-            return _choice([self._expression(child) for child in self._options(node)])
+            return choice_of([self._expression(child) for child in self._options(node)])
         if kind == "repetition":
             return self._repetition(node)
         if kind == "rule":
@@ -128,11 +119,11 @@ class _Writer:
             return self._schema(node)
         if kind == "gbnf":
             rule = self._rules.get(str(node["grammar"]))
-            return _EMPTY if node["grammar"] == "" else self._expression(_child(node) if rule is None else rule)
+            return EMPTY if node["grammar"] == "" else self._expression(child_of(node) if rule is None else rule)
         if self._is_dropped(node):
             return _OPTIONAL_SPACE
         if kind in ("tag", "atomic", "ac"):
-            return self._sequence(list(self._items(_child(node))))
+            return self._sequence(list(self._items(child_of(node))))
         if kind == "until":
             return self._text_without(cast("Sequence[str]", node["delimiters"]))
         return _terminal(node)
@@ -149,17 +140,18 @@ class _Writer:
         elif self._is_dropped(node):
             yield index
         elif kind in ("tag", "atomic", "ac"):
-            yield from self._items(_child(node))
+            yield from self._items(child_of(node))
         elif kind == "ref":
             yield from self._items(self._rules[str(node["name"])])
-        elif kind == "rule" and self._nodes[self._bare(_child(node))]["type"] in ("until", "literal"):
-            yield self._bare(_child(node))
+        elif kind == "rule" and self._nodes[self._bare(child_of(node))]["type"] in ("until", "literal"):
+            child = child_of(node)
+            yield child if self._is_dropped(self._nodes[child]) else self._bare(child)
         else:
             yield index
 
     def _bare(self, index: int) -> int:
         while self._nodes[index]["type"] in ("tag", "atomic", "rule"):
-            index = _child(self._nodes[index])
+            index = child_of(self._nodes[index])
         return index
 
     def _sequence(self, items: Sequence[int]) -> str:
@@ -167,7 +159,7 @@ class _Writer:
         position = 0
         while position < len(items):
             node = self._nodes[items[position]]
-            within = list(self._items(_child(node))) if _is_optional(node) else [items[position]]
+            within = list(self._items(child_of(node))) if _is_optional(node) else [items[position]]
             last = self._nodes[within[-1]] if within else node
             marks = cast("Sequence[str]", last["delimiters"]) if last["type"] == "until" else ()
             end = self._end_of_text(items, position, marks)
@@ -178,11 +170,11 @@ class _Writer:
             text = self._text_to(self._literal_text(items[end]))
             if _is_optional(node):
                 begun = self._sequence(within[:-1])
-                text = _choice([f"({begun} {text})", self._sequence(items[position + 1 : end + 1])])
+                text = choice_of([f"({begun} {text})", self._sequence(items[position + 1 : end + 1])])
             parts.append(text)
             position = end + 1
-        parts = [part for part in parts if part != _EMPTY]
-        return f"({' '.join(parts)})" if len(parts) > 1 else "".join(parts) or _EMPTY
+        parts = [part for part in parts if part != EMPTY]
+        return f"({' '.join(parts)})" if len(parts) > 1 else "".join(parts) or EMPTY
 
     def _end_of_text(self, items: Sequence[int], position: int, marks: Sequence[str]) -> int | None:
         """Where the mark stands that a text goes up to: what comes between them can be left out."""
@@ -200,7 +192,7 @@ class _Writer:
         """What a parser reads, if it is a fixed text, or one that may be left out."""
         node = self._nodes[self._bare(index)]
         if _is_optional(node):
-            node = self._nodes[self._bare(_child(node))]
+            node = self._nodes[self._bare(child_of(node))]
         if node["type"] == "choice":  # the mark, or a look at what comes instead of it
             first, *others = (self._nodes[option] for option in cast("Sequence[int]", node["children"]))
             node = first if all(other["type"] in _LOOKING for other in others) else node
@@ -230,16 +222,16 @@ class _Writer:
 
     def _literal(self, text: str) -> str:
         parts = [written for part in self._spell(text) for written in _lexemes(part)]
-        return f"({' '.join(parts)})" if len(parts) > 1 else "".join(parts) or _EMPTY
+        return f"({' '.join(parts)})" if len(parts) > 1 else "".join(parts) or EMPTY
 
     # What must come, and what it must be like.
 
     def _repetition(self, node: Node) -> str:
         """Calls come once where they may not come in parallel; llama.cpp's parser reads some forms of them again and
         again all the same."""
-        if not self._in_parallel and self._is_call(_child(node)):
+        if not self._in_parallel and self._is_call(child_of(node)):
             node = {**node, "max_count": 1}
-        return _repeated(self._expression(_child(node)), node)
+        return _repeated(self._expression(child_of(node)), node)
 
     def _is_call(self, index: int) -> bool:
         """Whether a parser reads a whole call: it begins with the rule for one, or is it."""
@@ -259,7 +251,7 @@ class _Writer:
     def _has_marked_content(self, index: int) -> bool:
         node = self._nodes[index]
         if node["type"] in ("tag", "rule", "atomic"):
-            return self._has_marked_content(_child(node))
+            return self._has_marked_content(child_of(node))
         if node["type"] != "sequence":
             return False
         items = [self._nodes[item] for item in self._items(index)]
@@ -269,16 +261,18 @@ class _Writer:
 
     def _schema(self, node: Node) -> str:
         schema = self._schemas.get(str(node["name"]))
-        return self._expression(_child(node)) if schema is None else self._json(schema)
+        return self._expression(child_of(node)) if schema is None else self._json(schema)
 
     def _rule(self, index: int) -> str:
         node = self._nodes[index]
+        if node.get("trigger") and not self._has_calls:
+            return EMPTY
         known = _JSON_RULES.get(str(node["name"]))
         if known is not None:
             return self._json({**cast("Node", known), "x-guidance": {"whitespace_pattern": JSON_SPACE}})
         if index not in self._names:
             name = self._names[index] = f"r{len(self._names)}"
-            self._lines.append(f"{name}: {self._expression(_child(node))}")
+            self._lines.append(f"{name}: {self._expression(child_of(node))}")
         return self._names[index]
 
     def _json(self, schema: object) -> str:
@@ -293,18 +287,18 @@ def _is_optional(node: Node) -> bool:
     return node["type"] == "repetition" and (node["min_count"], node["max_count"]) == (0, 1)
 
 
-def _child(node: Node) -> int:
+def child_of(node: Node) -> int:
     return cast("int", node["child"])
 
 
-def _choice(options: Sequence[str]) -> str:
+def choice_of(options: Sequence[str]) -> str:
     options = list(dict.fromkeys(options))
     return f"({' | '.join(options)})" if len(options) > 1 else options[0]
 
 
 def _repeated(expression: str, node: Node) -> str:
-    if expression == _EMPTY:
-        return _EMPTY
+    if expression == EMPTY:
+        return EMPTY
     least, most = cast("int", node["min_count"]), cast("int", node["max_count"])
     if most == -1 and least < 2:
         return f"({expression}){'+' if least else '*'}"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from llamaserve.chat.boundaries import message_boundaries
+from llamaserve.chat.call_arguments import check_call_arguments
 from llamaserve.chat.call_grammar import call_grammar
+from llamaserve.chat.call_grammar_content import content_frame
 from llamaserve.chat.message import ContentParser, MessageParser
 from llamaserve.chat.reasoning_budget import ReasoningMarks
 from llamaserve.chat.template import PLAIN_CHAT, CallForm, ChatOptions, ChatTemplate, Messages, RenderedChat
+from llamaserve.chat.tool_schemas import check_tools, strict_arguments
 from llamaserve.engine.port import Vocabulary
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec, Trigger, TriggerKind
 
@@ -26,6 +30,13 @@ class PreparedChat:
     """Positions where messages end, if they were asked for."""
     calls: GrammarSpec | None = None
     """What the answer's tool calls are restricted to; None where nothing restricts them."""
+    make_looser_calls: Callable[[], GrammarSpec] | None = None
+    """Makes the same without the schemas of functions that are not strict, for when ``calls`` cannot be compiled."""
+    strict_arguments: Mapping[str, GrammarSpec] = field(default_factory=dict)
+    """What the arguments of strict functions are held to, by where the request says so."""
+    content_frame: GrammarSpec | None = None
+    """Where content will be restricted and the answer may call a tool: what stands around the content of an answer that
+    calls none. ``calls`` are whole answers then too."""
     has_tools: bool = False
     """Whether the answer may call a tool."""
     must_call: bool = False
@@ -54,15 +65,23 @@ def prepare_chat(
 ) -> PreparedChat:
     """Render and tokenise a conversation.
 
-    ``tokenize`` reads the whole text, and may refuse it. Raises BadTemplate when the template refuses the messages.
+    ``tokenize`` reads the whole text, and may refuse it. Raises BadTemplate when the template refuses the messages,
+    BadRequest for arguments of calls that are nested too deep, BadGrammar for parameters of tools that cannot be
+    enforced.
     """
+    check_call_arguments(messages)
+    check_tools(options.tools)
     rendered = template.render(messages, options)
     tokens = tuple(tokenize(rendered.prompt))
+    calls, make_looser_calls, content_frame = _restrictions(rendered, messages, template, options, vocab)
     return PreparedChat(
         tokens=tokens,
         stops=rendered.stops,
         boundaries=message_boundaries(template, messages, vocab, tokens, options) if wants_boundaries else (),
-        calls=_restriction(rendered, options, vocab),
+        calls=calls,
+        make_looser_calls=make_looser_calls,
+        strict_arguments=strict_arguments(options.tools) if calls is not None else {},
+        content_frame=content_frame,
         has_tools=bool(options.tools),
         must_call=options.must_call,
         make_parser=rendered.make_parser,
@@ -72,17 +91,51 @@ def prepare_chat(
     )
 
 
-def _restriction(rendered: RenderedChat, options: ChatOptions, vocab: Vocabulary) -> GrammarSpec | None:
+class _Restrictions(NamedTuple):
+    """As in PreparedChat."""
+
+    calls: GrammarSpec | None = None
+    make_looser_calls: Callable[[], GrammarSpec] | None = None
+    content_frame: GrammarSpec | None = None
+
+
+def _restrictions(
+    rendered: RenderedChat, messages: Messages, template: ChatTemplate, options: ChatOptions, vocab: Vocabulary
+) -> _Restrictions:
+    frame: GrammarSpec | None = None
+    if rendered.call_form is not None and options.wants_content_mark and options.tools and not options.must_call:
+        frame = _content_frame(rendered, rendered.call_form, vocab)
+        # An answer either calls or has content, so its calls are those of one that must call.
+        options = replace(options, must_call=True)
+        rendered = template.render(messages, options)
     form = rendered.call_form
     if form is None or not (options.must_call or form.triggers):
-        return None
-    spell = partial(spelled, vocab=vocab)
-    source = call_grammar(form.parser, options.tools, spell, must_call=options.must_call, in_parallel=form.in_parallel)
+        return _Restrictions()
+    make = partial(_calls, rendered, form, options, vocab)
+    return _Restrictions(make(only_strict=False), partial(make, only_strict=True), frame)
+
+
+def _calls(
+    rendered: RenderedChat, form: CallForm, options: ChatOptions, vocab: Vocabulary, *, only_strict: bool
+) -> GrammarSpec:
+    source = call_grammar(
+        form.parser,
+        options.tools,
+        partial(spelled, vocab=vocab),
+        must_call=options.must_call,
+        in_parallel=form.in_parallel,
+        only_strict=only_strict,
+    )
     if options.must_call:
         return GrammarSpec(GrammarKind.LARK, source, prefix=rendered.generation_prompt)
     # A reasoning may speak of calls.
     after = rendered.reasoning_end if rendered.begins_with_reasoning else ""
     return GrammarSpec(GrammarKind.LARK, source, _triggers(form), after=after)
+
+
+def _content_frame(rendered: RenderedChat, form: CallForm, vocab: Vocabulary) -> GrammarSpec | None:
+    source = content_frame(form.parser, rendered.generation_prompt, partial(spelled, vocab=vocab))
+    return None if source is None else GrammarSpec(GrammarKind.LARK, source, prefix=rendered.generation_prompt)
 
 
 def _triggers(form: CallForm) -> tuple[Trigger, ...]:

@@ -2,7 +2,7 @@
 loop's.
 
 llguidance bounds what it does itself, by ``LIMITS``, and frees the GIL. Compiling still happens on threads of its own,
-few of them, so that whoever waits is answered in ``COMPILE_TIMEOUT_S`` whatever happens.
+few of them, so that whoever waits is answered in some seconds whatever happens (``compilation``).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from llguidance import LLMatcher, LLParserLimits
 
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.port import Vocabulary
-from llamaserve.errors import BadGrammar, EngineDown
+from llamaserve.errors import BadGrammar, EngineDown, GrammarFailed
+from llamaserve.grammar.compilation import Compilation, TimeLeft
 from llamaserve.grammar.filler import ParallelFiller
 from llamaserve.grammar.json_schema import place_of_fault, read_schema
 from llamaserve.grammar.lazy import LazyMatcher, Triggers
@@ -29,9 +29,12 @@ from llamaserve.grammar.sources import grammar_of, schema_grammar
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from llamaserve.grammar.tokens import GrammarTokens, grammar_tokens, mask_bytes
 
-COMPILE_TIMEOUT_S = 1.0
 CACHED_GRAMMARS = 64
 COMPILING_THREADS = 2
+PLACE_TIMEOUT_S = 0.3
+"""To find out where in a schema a fault is."""
+_LEFT_TO_ANSWER_S = 0.1
+"""Of a run's time, so that who waits is told what was found."""
 _MASK_CORES = 4
 """Fewer cores have better things to do than masks side by side."""
 _MOST_MASK_THREADS = 8
@@ -78,12 +81,15 @@ class GrammarCompiler:
         self._threads: ThreadPoolExecutor | None = None
         self._is_closed = False
         self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
+        self._running: dict[GrammarSpec, Compilation[CompiledGrammar]] = {}
+        """What somebody waits for."""
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """A restriction, from the cache if it was asked for lately. The first call for a model reads its vocabulary,
         which may take seconds.
 
-        Raises BadGrammar, with the place in a schema where it is known; EngineDown after ``close``.
+        Raises BadGrammar, with the place in a schema where it is known; CompilerBusy when others' take all the time;
+        EngineDown after ``close``.
         """
         tokens = self._ready()
         with self._lock:
@@ -91,15 +97,41 @@ class GrammarCompiler:
             if cached is not None:
                 self._cache.move_to_end(spec)
                 return cached
-            threads = self._threads
-        if threads is None:
+            compilation = self._joined(spec, tokens)
+        try:
+            return compilation.wait()
+        finally:
+            with self._lock:
+                if compilation.leave():
+                    self._forget(spec, compilation)
+
+    def _joined(self, spec: GrammarSpec, tokens: GrammarTokens) -> Compilation[CompiledGrammar]:
+        """The compilation that runs or waits for a thread, or a new one. Under the lock."""
+        if self._threads is None:
             raise EngineDown("the engine was shut down")
-        compiled = _in_time(threads, functools.partial(_compile, spec, tokens, self._filler))
+        running = self._running.get(spec)
+        compilation = running or Compilation(functools.partial(_compile, spec, tokens, self._filler))
+        compilation.join()
+        if running is None:
+            self._running[spec] = compilation
+            compilation.begin(self._threads, functools.partial(self._take, spec, compilation))
+        return compilation
+
+    def _take(
+        self, spec: GrammarSpec, compilation: Compilation[CompiledGrammar], compiled: CompiledGrammar | None
+    ) -> None:
+        """A compilation has ended; what came of it is kept, if anybody waits yet or not."""
         with self._lock:
+            self._forget(spec, compilation)
+            if compiled is None or self._is_closed:
+                return
             self._cache[spec] = compiled
             if len(self._cache) > CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
-        return compiled
+
+    def _forget(self, spec: GrammarSpec, compilation: Compilation[CompiledGrammar]) -> None:
+        if self._running.get(spec) is compilation:
+            del self._running[spec]
 
     def close(self) -> None:
         """Compile nothing more. May be called twice."""
@@ -129,24 +161,18 @@ def _filler(tokens: GrammarTokens) -> MaskFiller | None:
     return ParallelFiller(min(n_cores // 2, _MOST_MASK_THREADS), mask_bytes(tokens.tokenizer.vocab_size))
 
 
-def _in_time(threads: ThreadPoolExecutor, compiles: Callable[[], CompiledGrammar]) -> CompiledGrammar:
-    future = threads.submit(compiles)
-    try:
-        return future.result(COMPILE_TIMEOUT_S)
-    except FutureTimeoutError:
-        future.cancel()
-        raise BadGrammar(
-            f"the grammar or schema takes more than {COMPILE_TIMEOUT_S:g} s to compile: it must be simpler"
-        ) from None
-
-
-def _compile(spec: GrammarSpec, tokens: GrammarTokens, filler: MaskFiller | None) -> CompiledGrammar:
+def _compile(
+    spec: GrammarSpec, tokens: GrammarTokens, filler: MaskFiller | None, time_left: TimeLeft
+) -> CompiledGrammar:
     matcher = LLMatcher(tokens.tokenizer, grammar_of(spec, tokens), log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise _refusal(spec, reason(matcher), tokens)
-    _feed_prefix(matcher, spec.prefix, tokens)
+        raise _refusal(spec, reason(matcher), tokens, time_left)
     # A grammar without any text, or too large for its first step, is found here and not in the middle of an answer.
-    GrammarMatcher(matcher.deep_copy(), tokens).mask()
+    try:
+        _feed_prefix(matcher, spec.prefix, tokens)
+        GrammarMatcher(matcher.deep_copy(), tokens).mask()
+    except GrammarFailed as error:
+        raise BadGrammar(str(error)) from error
     return CompiledGrammar(spec, matcher, tokens, filler)
 
 
@@ -159,14 +185,21 @@ def _feed_prefix(matcher: LLMatcher, prefix: str, tokens: GrammarTokens) -> None
             taker.accept(token)
 
 
-def _refusal(spec: GrammarSpec, message: str, tokens: GrammarTokens) -> BadGrammar:
-    """What is wrong, and where in a schema."""
+def _refusal(spec: GrammarSpec, message: str, tokens: GrammarTokens, time_left: TimeLeft) -> BadGrammar:
+    """What is wrong, and where in a schema as far as there is time to find that."""
+    if spec.content is not None:  # the text around it is ours
+        inner = LLMatcher(tokens.tokenizer, grammar_of(spec.content, tokens), log_level=0, limits=LIMITS)
+        return _refusal(spec.content, reason(inner) if inner.is_error() else message, tokens, time_left)
     if spec.kind is not GrammarKind.JSON_SCHEMA:
         return BadGrammar(message)
+    ends_at = time.monotonic() + min(PLACE_TIMEOUT_S, time_left() - _LEFT_TO_ANSWER_S)
 
     def failure(schema: Schema) -> str | None:
         matcher = LLMatcher(tokens.tokenizer, schema_grammar(schema), log_level=0, limits=LIMITS)
         return reason(matcher) if matcher.is_error() else None
 
-    where = json_path(place_of_fault(read_schema(spec.source), message, failure))
+    def has_time() -> bool:
+        return time.monotonic() < ends_at and time_left() > 0
+
+    where = json_path(place_of_fault(read_schema(spec.source), message, failure, has_time))
     return BadGrammar(f"{message} (at {where})" if where else message, where or None)

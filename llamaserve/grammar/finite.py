@@ -2,14 +2,19 @@
 is required. A parser would go into them and never come out. Pure; any thread.
 
 A part counts as endless only where that is certain: what is not understood here is taken to have instances.
+
+Each object of the schema needs some of certain others to have finite instances. What needs none has them; from there
+the news goes to whatever needed that, once along each need, so the work grows with the schema and no faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 from llamaserve.grammar.schema_parts import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Schema
+
+_MAX_INDEX_DIGITS = 9
 
 
 def without_endless(root: Schema) -> Schema:
@@ -19,20 +24,22 @@ def without_endless(root: Schema) -> Schema:
 
 
 class _Finite:
-    """One schema, and which of the places it refers to have finite instances: none, until that is seen."""
+    """One schema, and which of its objects have finite instances, by their identity."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._targets: dict[str, object] = {}
-        self._find_targets(root)
-        self._known: set[str] = {pointer for pointer, target in self._targets.items() if target is None}
+        self._finite: set[int] = set()
+        self._n_unmet: dict[int, int] = {}
+        """How many needs of an object are not met yet."""
+        self._users: dict[int, list[tuple[int, int]]] = {}
+        """Objects that need this one, and the number of the need."""
         self._learn()
 
     def pruned(self, schema: Schema) -> Schema:
         """A part with ``false`` for what is endless in it."""
         if not isinstance(schema, Mapping):
             return schema
-        if not self._is_finite(schema):
+        if id(schema) not in self._finite:
             return False
         return {key: self._pruned_value(key, value) for key, value in schema.items()}
 
@@ -46,17 +53,51 @@ class _Finite:
     def _pruned_part(self, part: object) -> object:
         return self.pruned(part) if isinstance(part, dict) else part
 
-    def _find_targets(self, value: object) -> None:
-        waiting = [value]
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, dict):
-                pointer = part.get("$ref")
-                if isinstance(pointer, str) and pointer not in self._targets:
-                    self._targets[pointer] = self._resolved(pointer)
-                waiting += part.values()
-            elif isinstance(part, list):
-                waiting += part
+    def _learn(self) -> None:
+        """Find what needs nothing, then what needs that."""
+        found = [id(part) for part in _objects(self._root) if self._note_needs(part) == 0]
+        met: set[tuple[int, int]] = set()
+        for part in found:  # grows on the way, by each object once
+            self._finite.add(part)
+            for need in self._users.get(part, ()):
+                if need in met:
+                    continue
+                met.add(need)
+                self._n_unmet[need[0]] -= 1
+                if self._n_unmet[need[0]] == 0:
+                    found.append(need[0])
+
+    def _note_needs(self, part: Mapping[str, object]) -> int:
+        """How many needs an object has that are not met by what is no object."""
+        n_unmet = 0
+        for options in self._needs(part):
+            if any(not isinstance(option, dict) and option is not False for option in options):
+                continue
+            for option in options:
+                self._users.setdefault(id(option), []).append((id(part), n_unmet))
+            n_unmet += 1
+        self._n_unmet[id(part)] = n_unmet
+        return n_unmet
+
+    def _needs(self, schema: Mapping[str, object]) -> Iterator[Sequence[object]]:
+        """Of each of these, one at least must have finite instances."""
+        pointer = schema.get("$ref")
+        if isinstance(pointer, str):
+            yield (self._resolved(pointer),)
+        for key in ("anyOf", "oneOf"):
+            parts = schema.get(key)
+            if isinstance(parts, list) and parts:
+                yield parts
+        parts = schema.get("allOf")
+        if isinstance(parts, list):
+            yield from ((part,) for part in parts)
+        if "const" in schema or "enum" in schema:
+            return
+        kind = schema.get("type")
+        if kind == "object":
+            yield from ((part,) for part in _required_parts(schema))
+        elif kind == "array":
+            yield from ((part,) for part in _first_parts(schema))
 
     def _resolved(self, pointer: str) -> object:
         """What a reference points to in this schema; None = it is not understood."""
@@ -67,57 +108,44 @@ class _Finite:
             name = unquote(step).replace("~1", "/").replace("~0", "~")
             if isinstance(part, dict) and name in part:
                 part = part[name]
-            elif isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+            elif isinstance(part, list) and _is_index(name) and int(name) < len(part):
                 part = part[int(name)]
             else:
                 return None
         return part
 
-    def _learn(self) -> None:
-        """What has finite instances if others have."""
-        has_learned = True
-        while has_learned:
-            has_learned = False
-            for pointer, target in self._targets.items():
-                if pointer not in self._known and self._is_finite(target):
-                    self._known.add(pointer)
-                    has_learned = True
 
-    def _is_finite(self, schema: object) -> bool:
-        if not isinstance(schema, dict):
-            return schema is not False
-        pointer = schema.get("$ref")
-        if isinstance(pointer, str) and pointer not in self._known:
-            return False
-        for key in ("anyOf", "oneOf"):
-            parts = schema.get(key)
-            if isinstance(parts, list) and parts and not any(map(self._is_finite, parts)):
-                return False
-        parts = schema.get("allOf")
-        if isinstance(parts, list) and not all(map(self._is_finite, parts)):
-            return False
-        if "const" in schema or "enum" in schema:
-            return True
-        kind = schema.get("type")
-        if kind == "object":
-            return self._is_finite_object(schema)
-        return self._is_finite_array(schema) if kind == "array" else True
+def _objects(root: object) -> Iterator[Mapping[str, object]]:
+    """Every object in the schema, wherever it stands: a reference may point to any."""
+    waiting = [root]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
 
-    def _is_finite_object(self, schema: Mapping[str, object]) -> bool:
-        properties, required = schema.get("properties"), schema.get("required")
-        if not isinstance(properties, dict) or not isinstance(required, list):
-            return True
-        return all(
-            self._is_finite(properties[name]) for name in required if isinstance(name, str) and name in properties
-        )
 
-    def _is_finite_array(self, schema: Mapping[str, object]) -> bool:
-        least = schema.get("minItems")
-        if not isinstance(least, int) or least < 1:
-            return True
-        first = schema.get("prefixItems")
-        items = schema.get("items", True)
-        parts = [*(first if isinstance(first, list) else []), *(items if isinstance(items, list) else [])]
-        if len(parts) < least and not isinstance(items, list):
-            parts.append(items)
-        return all(map(self._is_finite, parts[:least]))
+def _required_parts(schema: Mapping[str, object]) -> Iterator[object]:
+    properties, required = schema.get("properties"), schema.get("required")
+    if isinstance(properties, dict) and isinstance(required, list):
+        names = dict.fromkeys(name for name in required if isinstance(name, str))
+        yield from (properties[name] for name in names if name in properties)
+
+
+def _first_parts(schema: Mapping[str, object]) -> Sequence[object]:
+    """Of an array, those it must have."""
+    least = schema.get("minItems")
+    if not isinstance(least, int) or least < 1:
+        return ()
+    first = schema.get("prefixItems")
+    items = schema.get("items", True)
+    parts = [*(first if isinstance(first, list) else []), *(items if isinstance(items, list) else [])]
+    if len(parts) < least and not isinstance(items, list):
+        parts.append(items)
+    return parts[:least]
+
+
+def _is_index(name: str) -> bool:
+    return name.isdecimal() and len(name) <= _MAX_INDEX_DIGITS

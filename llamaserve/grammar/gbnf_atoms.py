@@ -6,6 +6,12 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from llamaserve.errors import BadGrammar
+
+MAX_ATOMS = 200_000
+"""Of all rules, those that are made on the way too; an alternative counts as one more. The longest source has a sixth
+of them."""
+
 
 class Origin(enum.Enum):
     """Where a lexeme of a rule came from."""
@@ -54,6 +60,7 @@ class Bodies:
 
     def __init__(self) -> None:
         self._rows: dict[str, list[Row]] = {}
+        self._n_atoms = 0
         self._names: dict[object, str] = {}
         self._is_loose: dict[str, bool] = {}
 
@@ -69,9 +76,12 @@ class Bodies:
         return self._names.get(key, "") in self._rows
 
     def write(self, key: object, rows: Iterable[Row]) -> str:
-        """Write a rule; its name."""
+        """Write a rule; its name. Raises BadGrammar where they are too long then, in all."""
         name = self.name(key)
-        self._rows[name] = list(rows)
+        self._rows[name] = written = list(rows)
+        self._n_atoms += sum(len(row) + 1 for row in written)
+        if self._n_atoms > MAX_ATOMS:
+            raise BadGrammar(f"the rules of the grammar become more than {MAX_ATOMS} parts: it must be simpler")
         return name
 
     def joined(self, row: Iterable[Atom]) -> Row:
@@ -82,8 +92,7 @@ class Bodies:
             last = joined[-1] if joined else None
             if isinstance(last, Lexeme) and isinstance(atom, RuleAtom) and _may_move(last, atom) and last.is_open:
                 moved = replace(last, origin=Origin.MOVED)
-                rows = [[moved, *alternative] for alternative in self._rows[atom.name]]
-                joined[-1] = RuleAtom(self._made(("first", moved, atom.name), rows))
+                joined[-1] = RuleAtom(self._with_first(moved, atom.name))
             elif (
                 isinstance(last, RuleAtom)
                 and isinstance(atom, Lexeme)
@@ -91,14 +100,19 @@ class Bodies:
                 and self._is_loose_rule(last.name)
             ):
                 moved = replace(atom, origin=Origin.MOVED)
-                rows = [[*alternative, moved] for alternative in self._rows[last.name]]
-                joined[-1] = RuleAtom(self._made(("last", moved, last.name), rows))
+                joined[-1] = RuleAtom(self._with_last(moved, last.name))
             else:
                 joined.append(atom)
         return joined
 
-    def _made(self, key: object, rows: Iterable[Row]) -> str:
-        return self.name(key) if self.has(key) else self.write(key, rows)
+    def _with_first(self, first: Lexeme, name: str) -> str:
+        """The rule that has a lexeme at the beginning of all that this one has."""
+        key = ("first", first, name)
+        return self.name(key) if self.has(key) else self.write(key, ([first, *row] for row in self._rows[name]))
+
+    def _with_last(self, last: Lexeme, name: str) -> str:
+        key = ("last", last, name)
+        return self.name(key) if self.has(key) else self.write(key, ([*row, last] for row in self._rows[name]))
 
     def _is_loose_rule(self, name: str) -> bool:
         """Whether a text of the rule may end and could yet go on."""

@@ -9,6 +9,7 @@ refused that GBNF would take; none is taken that GBNF would refuse.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 
@@ -98,6 +99,8 @@ class _Writer:
         waiting = list(self._regular)
         while waiting:
             name = waiting.pop()
+            if name in self._is_open:
+                continue
             missing = [
                 part.name
                 for part in _parts(self._rules[name])
@@ -125,7 +128,7 @@ class _Writer:
         if isinstance(element, Sequence):
             return bool(element.elements) and self._ends_loosely(element.elements[-1])
         if isinstance(element, Choice):
-            return _has_beginnings(element) or any(map(self._ends_loosely, element.options))
+            return has_beginnings(element) or any(map(self._ends_loosely, element.options))
         return False
 
     def _spells_token(self, element: Element) -> bool:
@@ -233,11 +236,12 @@ def _parts(element: Element) -> Iterator[Element]:
             waiting.append(part.element)
 
 
-def _has_beginnings(choice: Choice) -> bool:
+def has_beginnings(choice: Choice) -> bool:
     """Whether one option may be the beginning of another: certain for texts only, assumed for nothing at all."""
-    texts = [option.text for option in choice.options if isinstance(option, Literal)]
+    texts = sorted({option.text for option in choice.options if isinstance(option, Literal)})
     has_empty = any(isinstance(option, Sequence) and not option.elements for option in choice.options)
-    return has_empty or any(one is not other and other.startswith(one) for one in texts for other in texts)
+    # In order: whatever stands between a text and one that begins with it begins with it too.
+    return has_empty or any(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
 
 
 def _counts(element: Repeat) -> str:

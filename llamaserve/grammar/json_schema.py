@@ -67,19 +67,23 @@ def read_schema(source: str) -> Schema:
     return finite
 
 
-def place_of_fault(schema: Schema, message: str, compiles: Callable[[Schema], str | None]) -> Path:
-    """The innermost part of a schema that fails with ``message`` by itself, or has the keywords the message names.
-    ``compiles`` says how a schema fails; None = it does not."""
+Fails = Callable[[Schema], "str | None"]
+"""How a schema fails; None = it does not."""
+
+
+def place_of_fault(schema: Schema, message: str, failure: Fails, has_time: Callable[[], bool]) -> Path:
+    """The innermost part of a schema that fails with ``message`` by itself, or has the keywords the message names; when
+    there is no time left, the innermost that was found."""
     match = _UNKNOWN_KEYS.search(message)
     if match is not None:
         names = set(json.loads(f"[{match['names']}]"))
         for path, part in parts(schema):
             if isinstance(part, dict) and (found := sorted(names & part.keys())):
                 return (*path, found[0])
-    return _innermost(schema, message, compiles)
+    return _innermost(schema, message, failure, has_time)
 
 
-def _innermost(schema: Schema, message: str, compiles: Callable[[Schema], str | None]) -> Path:
+def _innermost(schema: Schema, message: str, failure: Fails, has_time: Callable[[], bool]) -> Path:
     place: Path = ()
     definitions = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
     n_tries = 0
@@ -87,10 +91,10 @@ def _innermost(schema: Schema, message: str, compiles: Callable[[Schema], str | 
     while True:
         for step, part in children(within):
             n_tries += 1
-            if n_tries > MAX_TRIES:
+            if n_tries > MAX_TRIES or not has_time():
                 return place
             alone = {**definitions, **part} if isinstance(part, dict) else part
-            if compiles(alone) == message:
+            if failure(alone) == message:
                 place, within = (*place, *step), part
                 break
         else:

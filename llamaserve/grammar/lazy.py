@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llamaserve.constraint import MaskFiller
-from llamaserve.errors import BadGrammar, shown
+from llamaserve.errors import BadGrammar, GrammarFailed, shown
 from llamaserve.grammar.matcher import GrammarMatcher
 from llamaserve.grammar.spec import GrammarSpec, Trigger, TriggerKind
 from llamaserve.grammar.tokens import GrammarTokens
@@ -71,6 +71,19 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
         raise BadGrammar(f"the trigger {shown(pattern)} is no regular expression: {error}") from error
 
 
+def _feed(matcher: GrammarMatcher, text: bytes, pieces: Sequence[tuple[int, int]], start: int) -> None:
+    """Give a grammar the text from a position on: by its tokens where it has whole ones."""
+    first = pieces[0][1] if pieces else len(text)
+    if start < first:
+        matcher.feed(text[start:first])
+    ends = [*(begin for _, begin in pieces[1:]), len(text)]
+    for (token, begin), end in zip(pieces, ends[: len(pieces)], strict=True):
+        if begin < start < end:
+            matcher.feed(text[start:end])
+        elif start <= begin < end:
+            matcher.accept(token)
+
+
 class LazyMatcher:
     """One answer under a grammar that begins later: a TokenConstraint."""
 
@@ -102,7 +115,7 @@ class LazyMatcher:
             self.running.accept(token)
         elif token in self._tokens.ends:
             if not self._has_triggers:
-                raise BadGrammar(f"the answer ended before {shown(self._after.decode())}")
+                raise GrammarFailed(f"the answer ended before {shown(self._after.decode())}")
         elif not self._after and token in self._triggers.tokens:
             self._start().accept(token)
         else:
@@ -143,21 +156,20 @@ class LazyMatcher:
         elif rest:
             self._text += rest
             if (start := self._triggers.find(rest, 0, is_cut=False)) is not None:
-                self._start().feed(rest[start:])
+                self._feed_from(start)
 
     def _feed_from(self, start: int) -> None:
-        """Begin, and give the grammar the text from this position on: by its tokens where it has whole ones."""
+        """Begin, with the text from this position on."""
         matcher, text, pieces = self._start(), bytes(self._text), self._pieces
         self._text.clear()
         self._pieces = []
-        ends = [*(begin for _, begin in pieces[1:]), len(text)]
-        if pieces and start < pieces[0][1]:
-            matcher.feed(text[start : pieces[0][1]])
-        for (token, begin), end in zip(pieces, ends, strict=True):
-            if begin < start < end:
-                matcher.feed(text[start:end])
-            elif start <= begin < end:
-                matcher.accept(token)
+        try:
+            _feed(matcher, text, pieces, start)
+        except GrammarFailed:
+            # Nothing could forbid a token that has more than the trigger in it. What was begun is none of what the
+            # grammar describes, so it is text, and the next trigger counts.
+            self.running = None
+            self._is_cut = True
 
     def _start(self) -> GrammarMatcher:
         self.running = self._begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llguidance import LLMatcher
 
 from llamaserve.constraint import MaskFiller
-from llamaserve.errors import BadGrammar, shown
+from llamaserve.errors import GrammarFailed, shown
 from llamaserve.grammar.tokens import GrammarTokens
 
 _MAX_REASON = 300  # characters of what llguidance says
@@ -24,12 +24,12 @@ class GrammarMatcher:
         self._mask: bytes | None = None
 
     def mask(self) -> bytes:
-        """As the grammar says. Raises BadGrammar where it became too large to go on, or allows nothing."""
+        """As the grammar says. Raises GrammarFailed where it became too large to go on, or allows nothing."""
         mask = self._mask
         if mask is None:
             mask = self.keep_mask(self.matcher.compute_bitmask())
         if self.matcher.is_error() or mask == bytes(len(mask)):
-            raise BadGrammar(f"the grammar cannot go on: {reason(self.matcher)}")
+            raise GrammarFailed(f"the grammar cannot go on: {reason(self.matcher)}")
         return mask
 
     def keep_mask(self, mask: bytes) -> bytes:
@@ -46,13 +46,13 @@ class GrammarMatcher:
         """Move on."""
         self._mask = None
         if not self.matcher.consume_token(token):
-            raise BadGrammar(f"the grammar does not allow token {token} here: {reason(self.matcher)}")
+            raise GrammarFailed(f"the grammar does not allow token {token} here: {reason(self.matcher)}")
 
     def feed(self, text: bytes) -> None:
-        """Move on by a text, in whatever tokens. Raises BadGrammar where the grammar does not allow it."""
+        """Move on by a text, in whatever tokens. Raises GrammarFailed where the grammar does not allow it."""
         self._mask = None
         if text and not self.matcher.consume_tokens(self._tokens.spell(text)):
-            raise BadGrammar(f"the grammar does not allow {shown(text)} here: {reason(self.matcher)}")
+            raise GrammarFailed(f"the grammar does not allow {shown(text)} here: {reason(self.matcher)}")
 
     @property
     def is_complete(self) -> bool:

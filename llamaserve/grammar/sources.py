@@ -7,8 +7,9 @@ of a text that can only go on in one way, however long that is, and ask the toke
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
-from llguidance import LLMatcher, regex_to_lark
+from llguidance import regex_to_lark
 
 from llamaserve.errors import BadGrammar, shown
 from llamaserve.grammar.gbnf import read_gbnf
@@ -30,6 +31,15 @@ _FORCING = "no_forcing"
 
 def grammar_of(spec: GrammarSpec, tokens: GrammarTokens) -> str:
     """The grammar for llguidance. Raises BadGrammar."""
+    start = _part(spec, tokens)
+    if "json_schema" in start:
+        return _behind_options(start)
+    inner = [] if spec.content is None else [{"name": "content", **_part(spec.content, tokens)}]
+    return json.dumps({"grammars": [start, *inner]})
+
+
+def _part(spec: GrammarSpec, tokens: GrammarTokens) -> Mapping[str, object]:
+    """A source as one of llguidance's grammars."""
     n_characters = len(spec.source)
     if n_characters > MAX_SOURCE_LENGTH:
         raise BadGrammar(f"the {_word(spec)} has {n_characters} characters: at most {MAX_SOURCE_LENGTH} are allowed")
@@ -38,9 +48,9 @@ def grammar_of(spec: GrammarSpec, tokens: GrammarTokens) -> str:
     except UnicodeEncodeError as error:
         raise BadGrammar(f"the {_word(spec)} is not valid Unicode: {error.reason} at {error.start}") from None
     if spec.kind is GrammarKind.JSON_OBJECT:
-        return schema_grammar({"type": "object"})
+        return _json_schema({"type": "object"})
     if spec.kind is GrammarKind.JSON_SCHEMA:
-        return schema_grammar(read_schema(spec.source))
+        return _json_schema(read_schema(spec.source))
     if spec.kind is GrammarKind.REGEX:
         return _regex(spec.source)
     if spec.kind is GrammarKind.CHOICE:
@@ -54,20 +64,27 @@ def grammar_of(spec: GrammarSpec, tokens: GrammarTokens) -> str:
 
 def schema_grammar(schema: Schema) -> str:
     """The grammar of a schema that was read."""
+    return _behind_options(_json_schema(schema))
+
+
+def _behind_options(schema: Mapping[str, object]) -> str:
+    start = {"lark_grammar": f"{_OPTIONS}\nstart: @schema"}
+    return json.dumps({"grammars": [start, {"name": "schema", **schema}]})
+
+
+def _json_schema(schema: Schema) -> Mapping[str, object]:
     options = {"whitespace_pattern": JSON_SPACE, "lenient": False}
-    body = {"x-guidance": options} if schema is True else schema
-    if isinstance(body, dict):
-        body = {**body, "x-guidance": options}
-    start = f"{_OPTIONS}\nstart: @schema"
-    return json.dumps({"grammars": [{"lark_grammar": start}, {"name": "schema", "json_schema": body}]})
+    if isinstance(schema, Mapping):
+        return {"json_schema": {**schema, "x-guidance": options}}
+    return {"json_schema": {"x-guidance": options} if schema else schema}
 
 
-def _lark(source: str) -> str:
+def _lark(source: str) -> Mapping[str, object]:
     # The last of several lines of options counts.
-    return LLMatcher.grammar_from_lark(f"{source}\n{_OPTIONS}\n")
+    return {"lark_grammar": f"{source}\n{_OPTIONS}\n"}
 
 
-def _regex(source: str) -> str:
+def _regex(source: str) -> Mapping[str, object]:
     if len(source) > MAX_PATTERN_LENGTH:
         raise BadGrammar(
             f"the regular expression has {len(source)} characters: at most {MAX_PATTERN_LENGTH} are allowed"
@@ -77,7 +94,7 @@ def _regex(source: str) -> str:
     return _lark(f"start: /{regex_to_lark(source, use_ascii='')}/")
 
 
-def _choice(source: str) -> str:
+def _choice(source: str) -> Mapping[str, object]:
     choices = json.loads(source)
     if not choices:
         raise BadGrammar("there is nothing to choose from: at least 1 text is needed")

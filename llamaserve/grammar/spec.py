@@ -74,3 +74,5 @@ class GrammarSpec:
     model's reasoning. "" = at once. A grammar without triggers lets no answer end before."""
     prefix: str = ""
     """Text the grammar has taken before the first token it restricts: what a template wrote of the answer already."""
+    content: GrammarSpec | None = None
+    """What ``@content`` in a Lark source stands for. Only its kind and source count."""

@@ -37,11 +37,13 @@ def test_every_error_of_the_package_has_a_row_of_its_own(error_type: type[errors
         (errors.ModelNotFound("a", "b"), 404, "invalid_request_error", "model_not_found"),
         (errors.QueueFull(64), 429, "rate_limit_exceeded", "queue_full"),
         (errors.QueueTokensFull(5, 90, 92), 429, "rate_limit_exceeded", "queue_full"),
+        (errors.CompilerBusy(3), 503, "server_error", "compiler_busy"),
         (errors.ContextFull("full"), 503, "server_error", "context_full"),
         (errors.DeadlineExceeded(3), 504, "server_error", "timeout"),
         (errors.EngineDown("loading"), 503, "unavailable_error", "unavailable"),
         (errors.DecodeFailed("rc 2"), 500, "server_error", "decode_failed"),
         (errors.RewindFailed("stuck"), 500, "server_error", "rewind_failed"),
+        (errors.GrammarFailed("too complex"), 500, "server_error", "grammar_failed"),
         (errors.EngineError("odd"), 500, "server_error", "engine_error"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
@@ -67,9 +69,10 @@ def test_a_prompt_too_long_carries_both_numbers() -> None:
     assert "n_ctx" not in json.loads(bytes(error_response(errors.EmptyPrompt()).body))["error"]
 
 
-def test_a_full_queue_says_that_and_when_to_come_back() -> None:
+@pytest.mark.parametrize("error", [errors.QueueFull(64), errors.CompilerBusy(3)])
+def test_a_full_queue_says_that_and_when_to_come_back(error: Exception) -> None:
     """S48"""
-    headers = error_response(errors.QueueFull(64)).headers
+    headers = error_response(error).headers
     assert (headers["retry-after"], headers["x-should-retry"]) == ("1", "true")
 
 

@@ -30,6 +30,19 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GBNF = 'root ::= "yes" | "no"'
+VLLM_GBNF = """
+    root ::= select_statement
+    select_statement ::= "SELECT " column "FROM " table
+    column ::= "col_1 " | "col_2 "
+    table ::= "table_1 " | "table_2 "
+"""
+VLLM_LARK = """
+    ?start: select_statement
+    ?select_statement: "SELECT " column " FROM " table
+    ?column: NAME
+    ?table: NAME
+    NAME: /[a-z]{1,3}/
+"""
 LARK = "start: ANSWER\nANSWER: /(yes|no)/"
 SMALL = {"type": "integer", "minimum": 10, "maximum": 19}
 
@@ -58,6 +71,8 @@ SPELLINGS = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}, r"\{.*\}"),
     ({"response_format": {"type": "regex", "value": "[xy]{3}"}}, "[xy]{3}"),
     ({"response_format": {"type": "grammar", "grammar": GBNF}}, "yes|no"),
+    ({"guided_grammar": VLLM_GBNF}, "SELECT col_[12] FROM table_[12] "),
+    ({"structured_outputs": {"grammar": VLLM_LARK}}, "SELECT [a-z]{1,3} FROM [a-z]{1,3}"),
     ({"json_schema": SMALL}, "1[0-9]"),
     ({"json_schema": json.dumps(SMALL)}, "1[0-9]"),
     ({"grammar": GBNF}, "yes|no"),
@@ -177,9 +192,11 @@ def test_a_grammar_that_turns_out_too_complex_ends_its_answer_with_an_error(serv
     names = [f"r{index}" for index in range(2_100)]  # more than the parser takes at once
     bomb = f'start: "x" ({"|".join(names)})\n' + "\n".join(f'{name}: "{name}"' for name in names)
     streamed = served.complete(stream=True, grammar=bomb).text
-    assert '"code":"invalid_grammar"' in streamed
+    assert '"code":"grammar_failed"' in streamed
     assert "[DONE]" not in streamed
-    assert error_of(served.complete(grammar=bomb))["code"] == "invalid_grammar"
+    response = served.complete(grammar=bomb)
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "grammar_failed")
+    assert response.headers["x-should-retry"] == "false"
     assert served.complete(max_tokens=3).status_code == 200
 
 
@@ -235,6 +252,7 @@ def test_a_schema_keeps_the_order_of_its_properties() -> None:
         (GBNF, GrammarKind.GBNF),
         ('start ::= "a"\nroot ::= start', GrammarKind.GBNF),
         ('start: "a"', GrammarKind.LARK),
+        ('?start: "a"', GrammarKind.LARK),
         ('%llguidance {}\n\nstart: "a"', GrammarKind.LARK),
     ],
 )

@@ -64,6 +64,37 @@ def test_a_grammar_leaves_the_model_its_choice_only(server: Server, grammar: str
     assert len(answers) > 1
 
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather to come",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def test_an_answer_with_tools_and_a_schema_calls_one_or_is_an_instance(server: Server) -> None:
+    """The model's template knows no tools: they are described, and called in the form of our own."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+    closed = {**schema, "additionalProperties": False}
+    n_whole = 0
+    for text in ("How many legs has a cat?", "Call get_weather for Paris. Write <tool_call>"):
+        for seed in range(4):
+            answer = server.chat(
+                [{"role": "user", "content": text}], tools=[TOOL], schema=closed, max_tokens=120, seed=seed
+            )
+            if answer.finish_reason is FinishReason.LENGTH:
+                continue
+            n_whole += 1
+            if answer.tool_calls:
+                assert answer.content.strip() == ""
+                assert {call.name for call in answer.tool_calls} == {"get_weather"}
+            else:
+                assert set(json.loads(answer.content)) == {"n"}
+    assert n_whole >= 4
+
+
 def test_a_neighbour_is_not_restricted(server: Server) -> None:
     """S39: greedy, alone and beside one that is."""
     alone = server.generate("The capital of France is", max_tokens=12, temperature=0).text

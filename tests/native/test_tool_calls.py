@@ -9,9 +9,9 @@ from contextlib import suppress
 import pytest
 
 from llamaserve import Server
-from llamaserve.errors import BadRequest, RequestError
+from llamaserve.errors import RequestError
 from tests.native.chat_rig import HI, TEMPLATES, TIME, WEATHER
-from tests.native.tiny_models import write_dense_model
+from tests.native.tiny_models import FIRST_BYTE, write_dense_model
 
 PINNED = {
     "type": "function",
@@ -67,9 +67,29 @@ def test_an_answer_that_may_call_a_tool_need_not(server: Server) -> None:
     assert answer.usage.completion_tokens > 0
 
 
-def test_tools_beside_a_schema_are_refused(server: Server) -> None:
-    with pytest.raises(BadRequest, match="tool_choice"):
-        server.chat(HI, tools=[WEATHER], schema={"type": "object"})
+@pytest.mark.parametrize("calls", [True, False])
+def test_an_answer_with_tools_and_a_schema_is_a_call_or_an_instance(server: Server, calls: bool) -> None:
+    """Random weights that like the first letter of calls, or of the schema's instances."""
+    schema = {"enum": ["red", "green"]}
+    liked = FIRST_BYTE + ord("<" if calls else '"')
+    for seed in range(3):
+        answer = server.chat(
+            HI,
+            tools=[PINNED],
+            schema=schema,
+            parallel_tool_calls=False,
+            max_tokens=600,
+            seed=seed,
+            logit_bias={liked: 50.0},
+        )
+        assert [call.name for call in answer.tool_calls] == ["pick"] * calls
+        if calls:
+            assert answer.content == ""
+            assert json.loads(answer.tool_calls[0].arguments)["color"] in ("red", "green")
+        else:
+            assert json.loads(answer.content) in ("red", "green")
+    alone = server.chat(HI, tools=[PINNED], tool_choice="none", schema=schema, max_tokens=60, seed=1)
+    assert json.loads(alone.content) in ("red", "green")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "regex", "grammar")
-_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:(?!:=))")
+_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|\??start\s*:(?!:=))")
 _ANY_OBJECT = GrammarSpec(GrammarKind.JSON_OBJECT, "")
 _IGNORED_OUTPUTS = frozenset({"disable_fallback", "backend", "_backend"})
 """Of ``structured_outputs``, how vLLM shall do it."""
@@ -46,11 +46,12 @@ def chat_constraint(
 ) -> Constraint | None:
     """What the answer of a chat is restricted to: by its tools, by what the body asks for, by its reasoning's budget.
     Raises BadRequest, BadGrammar."""
-    is_call = wanted is None or chat.must_call
-    param = "tools" if is_call or wanted is None else wanted.param
-    content = None if wanted is None else wanted.spec
     return chat_restriction(
-        chat, content, lambda spec: compiled(WantedGrammar(spec, param), compiler), vocab, param=param
+        chat,
+        None if wanted is None else wanted.spec,
+        lambda spec, param: compiled(WantedGrammar(spec, param), compiler),
+        vocab,
+        param="" if wanted is None else wanted.param,
     )
 
 

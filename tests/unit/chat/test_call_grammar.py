@@ -7,8 +7,13 @@ import json
 import pytest
 
 from llamaserve.chat.call_grammar import call_grammar
+from llamaserve.chat.tool_schemas import MAX_ARGUMENTS, check_tools, tool_schemas
+from llamaserve.engine.fake_text import FakeVocabulary
 from llamaserve.errors import BadGrammar
+from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.sources import MAX_SOURCE_LENGTH
+from llamaserve.grammar.spec import GrammarKind, GrammarSpec
+from tests.unit.grammar.walk import takes
 
 PARSER = json.dumps(
     {
@@ -70,6 +75,63 @@ def test_schemas_too_long_for_a_grammar_are_left_out() -> None:
     source = grammar({**long, "properties": {**long["properties"]}})  # type: ignore[dict-item]
     assert len(source) < MAX_SOURCE_LENGTH
     assert "argument 7" not in source
+
+
+def test_schemas_of_strict_functions_are_never_left_out() -> None:
+    long = {"type": "object", "properties": {f"argument {index}": {"enum": ["x" * 200]} for index in range(300)}}
+    with pytest.raises(BadGrammar, match=f"at most {MAX_SOURCE_LENGTH} are allowed") as caught:
+        grammar(long, strict=True)
+    assert caught.value.param == "tools"
+    tools = [
+        {"function": {"name": "f", "parameters": {"type": "object", "properties": {"kept": {}}}, "strict": True}},
+        {"function": {"name": "g", "parameters": long}},
+    ]
+    source = call_grammar(PARSER, tools, lambda text: [text], must_call=False)
+    assert '"kept"' in source
+
+
+ODD = {
+    "look-around": ({"type": "string", "pattern": "^(?!x)[a-z]+$"}, "pattern", {"type": "string"}),
+    "back-reference": ({"pattern": r"(a)\1"}, "pattern", {}),
+    "names": ({"patternProperties": {"(?<=a)b": {}}}, "patternProperties", {}),
+    "nowhere": ({"$ref": "#/properties/zz"}, "$ref", {}),
+    "elsewhere": ({"$ref": "https://example.com/x"}, "$ref", {}),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_cannot_be_enforced_is_left_out_and_with_strict_refused_with_its_place(name: str) -> None:
+    part, key, kept = ODD[name]
+    parameters = {"type": "object", "properties": {"x": part, "y": {"type": "integer"}}}
+    properties = schema_of(grammar(parameters))["properties"]
+    assert properties == {"x": kept, "y": {"type": "integer"}}
+    with pytest.raises(BadGrammar) as caught:
+        grammar(parameters, strict=True)
+    assert caught.value.param == f"tools[0].function.parameters.properties.x.{key}"
+
+
+def test_an_arguments_schema_has_what_it_refers_to() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/properties/y"}, "y": {"type": "integer"}, "z": {"$ref": "#/$defs/d"}},
+        "$defs": {"d": {"items": {"$ref": "#"}}},
+    }
+    schemas = tool_schemas([{"function": {"name": "f", "parameters": parameters}}])
+    compiler = GrammarCompiler(FakeVocabulary())
+    for argument, right, wrong in (("x", b"5", b'"a"'), ("y", b"5", b"{}"), ("z", b'[{"x": 5}]', b'[{"x": "a"}]')):
+        schema = json.dumps(schemas[f"tool-f-arg-{argument}-schema"])
+        constraint = compiler.compile(GrammarSpec(GrammarKind.LARK, f"start: %json {schema}"))
+        assert takes(constraint, right), argument
+        assert not takes(constraint, wrong), argument
+    compiler.close()
+
+
+def test_functions_of_very_many_arguments_are_refused() -> None:
+    properties = {f"p{index}": {} for index in range(MAX_ARGUMENTS // 10)}
+    tools = [{"function": {"name": f"f{index}", "parameters": {"properties": properties}}} for index in range(11)]
+    check_tools(tools[:10])
+    with pytest.raises(BadGrammar, match="functions of 2200 arguments: at most 2000"):
+        check_tools(tools)
 
 
 def test_control_tokens_are_tokens() -> None:

@@ -13,7 +13,8 @@ from llamaserve.chat.restriction import chat_restriction
 from llamaserve.chat.template import PLAIN_CHAT, ChatOptions, Messages, RenderedChat
 from llamaserve.constraint import Constraint
 from llamaserve.engine.fake import BOS, EOS, FakeVocabulary
-from llamaserve.errors import BadRequest
+from llamaserve.errors import BadGrammar, BadRequest
+from llamaserve.grammar.either import Either
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 
 HI = [{"role": "user", "content": "hi"}]
@@ -86,13 +87,18 @@ def test_the_prompt_says_whether_a_reasoning_is_begun(generation_prompt: str, is
 
 
 class Compiler:
-    """Keeps what it compiled."""
+    """Keeps what it compiled, and for which field."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: GrammarSpec | None = None) -> None:
         self.specs: list[GrammarSpec] = []
+        self.params: list[str] = []
+        self._refused = refused
 
-    def __call__(self, spec: GrammarSpec) -> Constraint:
+    def __call__(self, spec: GrammarSpec, param: str) -> Constraint:
         self.specs.append(spec)
+        self.params.append(param)
+        if spec == self._refused:
+            raise BadGrammar("no")
         return ReasoningBudget(9, THINK, FakeVocabulary())
 
 
@@ -124,3 +130,35 @@ def test_a_demanded_call_leaves_nothing_to_hold_content_to_and_a_possible_one_is
     with pytest.raises(BadRequest, match="tool_choice") as caught:
         chat_restriction(calling, CONTENT, compiler, vocab, param="response_format")
     assert caught.value.param == "response_format"
+
+
+def test_an_answer_that_may_call_or_have_restricted_content_is_held_to_either() -> None:
+    compiler = Compiler()
+    frame = GrammarSpec(GrammarKind.LARK, "start: @content")
+    chat = PreparedChat((BOS,), calls=CALLS, has_tools=True, content_frame=frame)
+    restriction = chat_restriction(chat, CONTENT, compiler, FakeVocabulary(), param="response_format")
+    assert isinstance(restriction, Either)
+    assert compiler.specs == [replace(frame, content=CONTENT), CALLS]
+    assert compiler.params == ["response_format", "tools"]
+
+
+def test_calls_that_cannot_be_compiled_are_tried_without_what_is_not_strict() -> None:
+    looser = GrammarSpec(GrammarKind.LARK, "start: looser")
+    chat = PreparedChat((BOS,), calls=CALLS, make_looser_calls=lambda: looser, has_tools=True)
+    compiler = Compiler(refused=CALLS)
+    assert chat_restriction(chat, None, compiler, FakeVocabulary(), param="") is not None
+    assert compiler.specs == [CALLS, looser]
+    with pytest.raises(BadGrammar, match="no"):
+        chat_restriction(
+            replace(chat, make_looser_calls=lambda: CALLS), None, Compiler(refused=CALLS), FakeVocabulary(), param=""
+        )
+
+
+def test_of_strict_functions_the_one_at_fault_is_named() -> None:
+    fault = GrammarSpec(GrammarKind.JSON_SCHEMA, '{"not": {}}')
+    place = "tools[1].function.parameters"
+    chat = PreparedChat((BOS,), calls=fault, has_tools=True, strict_arguments={place: fault})
+    compiler = Compiler(refused=fault)
+    with pytest.raises(BadGrammar):
+        chat_restriction(chat, None, compiler, FakeVocabulary(), param="")
+    assert compiler.params == ["tools", place]

@@ -12,7 +12,7 @@ import pytest
 
 from llamaserve.engine.fake_masks import N_MASK_BYTES, allowed_tokens
 from llamaserve.engine.fake_text import BOS, EOS, FakeVocabulary
-from llamaserve.errors import BadGrammar, EngineDown
+from llamaserve.errors import BadGrammar, EngineDown, GrammarFailed
 from llamaserve.grammar.compiler import CACHED_GRAMMARS, GrammarCompiler
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from tests.unit.grammar.walk import may_end, takes, takes_start
@@ -91,10 +91,10 @@ def test_a_mask_is_of_the_vocabularys_size_and_the_same_when_asked_twice(compile
 
 def test_a_token_that_is_not_allowed_fails_the_answer(compiler: GrammarCompiler) -> None:
     state = compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab")).begin()
-    with pytest.raises(BadGrammar, match="the grammar does not allow token 98 here"):
+    with pytest.raises(GrammarFailed, match="the grammar does not allow token 98 here"):
         state.accept(ord("b"))
     for token in (EOS, BOS):
-        with pytest.raises(BadGrammar):
+        with pytest.raises(GrammarFailed):
             compiler.compile(GrammarSpec(GrammarKind.REGEX, "ab")).begin().accept(token)
 
 
@@ -238,7 +238,7 @@ def test_what_compiles_costs_little_in_every_step_or_fails_alone(compiler: Gramm
             assert mask is not None
             state.accept(allowed_tokens(mask)[0])
             assert time.monotonic() - began < REFUSED_WITHIN_S / 4
-    except BadGrammar as error:
+    except GrammarFailed as error:
         assert "too" in str(error).lower()  # noqa: PT017
 
 

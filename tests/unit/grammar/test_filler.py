@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamaserve.constraint import TokenConstraint
 from llamaserve.engine.fake_text import FakeVocabulary
-from llamaserve.errors import BadGrammar
+from llamaserve.errors import GrammarFailed
 from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.filler import ParallelFiller
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec, Trigger, TriggerKind
@@ -54,13 +54,13 @@ def test_one_that_cannot_go_on_fails_alone() -> None:
     states[1].accept(ord("a"))
     try:
         states[0].accept(ord("z"))
-    except BadGrammar:
+    except GrammarFailed:
         n_failed = 1
     filler.fill(states)
     assert states[1].mask() == compiler.compile(GrammarSpec(GrammarKind.REGEX, "b")).begin().mask()
     try:
         states[0].mask()
-    except BadGrammar:
+    except GrammarFailed:
         n_failed += 1
     assert n_failed == 2
     compiler.close()

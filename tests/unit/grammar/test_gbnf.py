@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamaserve.engine.fake_text import BOS, EOS, FakeVocabulary
-from llamaserve.errors import BadGrammar
+from llamaserve.errors import BadGrammar, GrammarFailed
 from llamaserve.grammar.compiler import CompiledGrammar, GrammarCompiler
-from llamaserve.grammar.gbnf import read_gbnf
+from llamaserve.grammar.gbnf import Choice, Literal, read_gbnf
+from llamaserve.grammar.gbnf_lark import has_beginnings, lark_of_gbnf
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
+from llamaserve.grammar.special import SpecialTexts
 from tests.unit.grammar.walk import takes, takes_start, walk
 
 GRAMMARS = Path(__file__).resolve().parents[3] / "vendor" / "llama.cpp" / "grammars"
+SOON_S = 1.0
+"""For what takes some hundredths of a second."""
 UNTIL = 'until ::= ([^<] | "<" [^t])*\n'
 
 
@@ -45,6 +53,7 @@ def gbnf(compiler: GrammarCompiler, source: str) -> CompiledGrammar:
         ("root ::= [\\]x\\n-]", [b"]", b"\n", b"-"], [b"y"]),
         ("# first\nroot ::= a # of two\n\n  # rules\na ::=\n  \"x\" |\n  \"y\"\n", [b"x", b"y"], [b"a"]),
         ('root ::= ("a"\n | "b"\n)', [b"a", b"b"], [b"c"]),
+        ("root ::= a_b _c\na_b ::= \"x\"\n_c ::= \"y\"", [b"xy"], [b"x"]),
         ("root ::= [a-z]* \"end\"", [b"end", b"endend", b"blend"], [b"ending", b"en"]),
         ('root ::= until "<t>" x\nx ::= "{" x* "}"\n' + UNTIL, [b"<t>{}", b"a<b<t>{{}{}}"], [b"<t{}", b"a"]),
         ('root ::= until c\nc ::= "<t>" x | "<tb>"\nx ::= "{" x* "}"\n' + UNTIL, [b"b<t>{{}}", b"a<b><tb>"], [b"<tc>"]),
@@ -95,7 +104,7 @@ def test_tokens_are_named_by_text_or_id(compiler: GrammarCompiler) -> None:
             for token in (*tokens, ord("."), EOS):
                 state.accept(token)
         else:
-            with pytest.raises(BadGrammar, match="does not allow token"):
+            with pytest.raises(GrammarFailed, match="does not allow token"):
                 [state.accept(token) for token in tokens]
 
 
@@ -138,6 +147,15 @@ def test_a_grammar_whose_rules_would_become_too_many_is_refused(compiler: Gramma
         gbnf(compiler, source)
 
 
+def test_rules_that_multiply_when_lexemes_move_into_them_are_refused_in_time(compiler: GrammarCompiler) -> None:
+    starts = " | ".join(f'[a-z]* "{index}" r' for index in range(1_000))
+    source = f"root ::= {starts}\nr ::= " + " | ".join(f'r "{index}"' for index in range(1_000))
+    begun = time.monotonic()
+    with pytest.raises(BadGrammar, match="become more than"):
+        gbnf(compiler, source)
+    assert time.monotonic() - begun < SOON_S
+
+
 def test_a_beginning_is_taken_as_far_as_it_goes(compiler: GrammarCompiler) -> None:
     grammar = gbnf(compiler, 'root ::= "abc"')
     assert takes_start(grammar, b"ab")
@@ -147,3 +165,31 @@ def test_a_beginning_is_taken_as_far_as_it_goes(compiler: GrammarCompiler) -> No
 
 def test_rules_are_read_in_their_order() -> None:
     assert list(read_gbnf('b ::= "x"\nroot ::= b')) == ["b", "root"]
+
+
+TEXTS = st.lists(st.text("ab", max_size=4), max_size=12)
+
+
+@given(texts=TEXTS)
+def test_a_choice_ends_loosely_where_one_text_begins_another(texts: list[str]) -> None:
+    options = tuple(Literal(text) for text in texts)
+    expected = any(one != other and other.startswith(one) for one in texts for other in texts)
+    assert has_beginnings(Choice(options)) == expected
+
+
+def test_a_choice_among_thousands_of_words_is_read_in_time(compiler: GrammarCompiler) -> None:
+    words = ["".join(letters) for letters in product("abcdefghij", repeat=4)][:6_000]
+    source = "root ::= " + " | ".join(f'"{word}"' for word in words)
+    begun = time.monotonic()
+    written = lark_of_gbnf(read_gbnf(source), SpecialTexts({}))
+    assert time.monotonic() - begun < SOON_S
+    assert len(written) > len(words) * 6
+    assert takes(gbnf(compiler, source), words[-1].encode())
+
+
+def test_a_long_rule_that_a_long_chain_refers_to_is_measured_once() -> None:
+    chain = "".join(f"a{index} ::= x a{index + 1}\n" for index in range(1_500))
+    source = f"root ::= a0\n{chain}a1500 ::= x\nx ::= " + " ".join(['"ab"'] * 6_000)
+    begun = time.monotonic()
+    lark_of_gbnf(read_gbnf(source), SpecialTexts({}))
+    assert time.monotonic() - begun < SOON_S

@@ -9,7 +9,7 @@ import pytest
 from llamaserve.constraint import TokenConstraint
 from llamaserve.engine.fake_masks import allowed_tokens
 from llamaserve.engine.fake_text import BOS, EOS, FakeVocabulary
-from llamaserve.errors import BadGrammar
+from llamaserve.errors import BadGrammar, GrammarFailed
 from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.lazy import MOST_KEPT, MOST_MATCHED, Triggers
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec, Trigger, TriggerKind
@@ -95,10 +95,21 @@ def test_a_full_pattern_must_match_all_the_text(compiler: GrammarCompiler) -> No
     assert allowed(state) is None
 
 
-def test_text_that_does_not_fit_behind_a_trigger_fails_the_answer(compiler: GrammarCompiler) -> None:
-    state = begun(compiler, 'root ::= "<tool>"', Trigger(TriggerKind.WORD, "<call>"))
-    with pytest.raises(BadGrammar, match="the grammar does not allow"):
-        feed(state, b"<call>")
+def test_a_token_with_a_trigger_and_more_than_may_come_behind_it_is_text(compiler: GrammarCompiler) -> None:
+    """Nothing could have forbidden it; the next trigger counts."""
+    compiler = GrammarCompiler(PairVocabulary())
+    for after in ("", "</think>"):
+        source = 'root ::= "k>" [0-9]'
+        state = begun(compiler, source, Trigger(TriggerKind.WORD, "k>"), after=after)
+        feed(state, after.encode())
+        state.accept(BOS)  # "k> ..."
+        assert allowed(state) is None
+        assert not state.is_complete
+        feed(state, b"text k")
+        assert allowed(state) is None
+        feed(state, b">")
+        assert allowed(state) == list(b"0123456789")
+    compiler.close()
 
 
 def test_a_trigger_is_found_after_a_very_long_text(compiler: GrammarCompiler) -> None:
@@ -147,7 +158,7 @@ def test_the_grammar_waits_for_the_end_of_a_reasoning(compiler: GrammarCompiler)
     assert allowed(state) == [ord("{")]
     feed(state, b"{7}")
     assert state.is_complete
-    with pytest.raises(BadGrammar, match="ended before '</think>'"):
+    with pytest.raises(GrammarFailed, match="ended before '</think>'"):
         begun(compiler, 'root ::= "a"', after="</think>").accept(EOS)
 
 

@@ -10,7 +10,7 @@ from llamaserve.config import SchedulerConfig
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.fake import EOS, FakeEngine, letters
 from llamaserve.engine.fake_masks import N_MASK_BYTES
-from llamaserve.errors import BadGrammar, NoTokenLeft
+from llamaserve.errors import GrammarFailed, NoTokenLeft
 from llamaserve.request import FinishReason, GenerationRequest, SamplingParams
 from llamaserve.scheduler.scheduler import MAX_CONSECUTIVE_FAILED_STEPS
 from tests.unit.scheduler.harness import Harness, alone
@@ -51,7 +51,7 @@ class Speller:
 
     def mask(self) -> bytes | None:
         if len(self.taken) == self.spelling.fails_at:
-            raise BadGrammar("too complex")
+            raise GrammarFailed("too complex")
         text = self.spelling.text
         token = text[len(self.taken)] if len(self.taken) < len(text) else EOS
         mask = bytearray(N_MASK_BYTES)
@@ -60,7 +60,7 @@ class Speller:
 
     def accept(self, token: int) -> None:
         if len(self.taken) == self.spelling.refuses_at:
-            raise BadGrammar("not that one")
+            raise GrammarFailed("not that one")
         self.taken.append(token)
 
     @property
@@ -201,7 +201,7 @@ def test_a_restriction_that_fails_ends_its_request_alone(lookahead: bool, place:
     good = submit(harness, Spelling(b"good text"), "good")
     free = harness.submit(b"free", max_tokens=20)
     harness.run()
-    assert isinstance(harness.error(name), BadGrammar)
+    assert isinstance(harness.error(name), GrammarFailed)
     assert harness.text(name) == "0123456789"[:place]
     assert harness.text(good) == "good text"
     assert harness.text(free) == alone(b"free", 20)[0]
