@@ -113,6 +113,8 @@ MessageDelta ChatParser::finish() {
             open_->end = open_->start;
         }
         extend(true);
+    } else if (!open_ && deepest_ <= max_nesting && !is_blank(std::string_view(text_).substr(n_used_))) {
+        give_held_back();
     }
     if (given_.content.empty() && given_.tool_calls.empty()) {
         delta_.content = given_.content = blank_content_;
@@ -134,14 +136,12 @@ bool ChatParser::may_parse() const {
     return deepest_ <= max_nesting && n_parsed_ + text_.size() <= parsed_anyway + parsed_per_byte * text_.size();
 }
 
-// Parses all there is. A text that does not fit yet may do so later: it stays stale.
-void ChatParser::parse() {
-    n_parsed_ += text_.size();
-    open_.reset();
+std::optional<ParsedAnswer> ChatParser::parsed(const std::string & text) {
+    n_parsed_ += text.size();
     std::optional<ParsedAnswer> parsed;
     const auto                  work = [&] {
         try {
-            parsed = syntax_->parse(text_);
+            parsed = syntax_->parse(text);
         } catch (const std::exception &) {
             parsed.reset();  // llama.cpp's way to say that a part is no JSON
         }
@@ -151,13 +151,20 @@ void ChatParser::parse() {
     } else {
         work();
     }
-    is_stale_ = !parsed;
-    if (!parsed) {
+    return parsed;
+}
+
+// Parses all there is. A text that does not fit yet may do so later: it stays stale.
+void ChatParser::parse() {
+    open_.reset();
+    const std::optional<ParsedAnswer> answer = parsed(text_);
+    is_stale_ = !answer;
+    if (!answer) {
         return;
     }
-    give_message(parsed->message);
-    n_used_ = std::max(n_used_, parsed->n_used);
-    open_   = parsed->open;
+    give_message(answer->message);
+    n_used_ = std::max(n_used_, answer->n_used);
+    open_   = answer->open;
     if (open_ && open_->part == OpenPart::json_arguments) {
         while (is_space(text_[open_->end - 1])) {
             open_->end--;  // not given out: white space at the end may not belong to the arguments
@@ -271,6 +278,28 @@ void ChatParser::give_rest() {
     delta_.content += rest;
     n_used_   = text_.size();
     is_stale_ = false;
+}
+
+// The end of a text that may have become a mark or a call is text after all. What it is then shows where something comes
+// behind it that is in no mark.
+void ChatParser::give_held_back() {
+    constexpr char                    no_mark = '\x01';
+    const std::optional<ParsedAnswer> answer  = parsed(text_ + no_mark);
+    if (!answer) {
+        const size_t rest = text_.find_first_not_of(" \t\r\n", n_used_);
+        if (given_.tool_calls.empty() && (text_[rest] == '{' || text_[rest] == '[')) {
+            give_rest();  // JSON with no mark before it
+        }
+        return;
+    }
+    common_chat_msg message = answer->message;
+    for (std::string * part : {&message.content, &message.reasoning_content}) {
+        if (!part->empty() && part->back() == no_mark) {
+            part->pop_back();
+            give_message(message);
+            return;
+        }
+    }
 }
 
 MessageDelta ChatParser::take_delta() {

@@ -60,7 +60,8 @@ public:
 private:
     void note_nesting(const std::string & text);
     bool may_parse() const;
-    void parse();
+    std::optional<ParsedAnswer> parsed(const std::string & text);
+    void                        parse();
     bool is_begun_blank() const;
     void extend(bool is_last);
     void extend_until_delimiter(bool is_last);
@@ -70,6 +71,7 @@ private:
     void give_message(const common_chat_msg & message);
     void give_call(size_t index, const common_chat_tool_call & call);
     void give_rest();
+    void give_held_back();
 
     MessageDelta take_delta();
 

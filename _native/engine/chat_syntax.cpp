@@ -92,6 +92,7 @@ std::optional<OpenText> ChatSyntax::open_text(const common_peg_parse_context & c
     std::optional<OpenText> open;
     std::string             inner_tag;  // of the part of the message that is being visited; parents come first
     size_t                  inner_end = 0;
+    bool                    has_name  = false;  // the call that is being visited: before, it may still be text
     context.ast.visit(result, [&](const common_peg_ast_node & node) {
         if (node.tag.compare(0, std::char_traits<char>::length(open_tag), open_tag) == 0) {
             const auto   part = node.end <= inner_end ? part_of(inner_tag, format_) : std::nullopt;
@@ -108,7 +109,12 @@ std::optional<OpenText> ChatSyntax::open_text(const common_peg_parse_context & c
         }
         inner_tag = node.tag;
         inner_end = node.end;
-        if (node.tag != Builder::TOOL) {  // begins before anything of it is certain
+        if (node.tag == Builder::TOOL) {
+            has_name = false;
+        } else if (node.tag == Builder::TOOL_NAME) {
+            has_name = true;
+        }
+        if (has_name || node.tag == Builder::CONTENT || node.tag == Builder::REASONING) {
             n_used = std::max(n_used, node.end);
         }
         if (node.tag == Builder::TOOL_ARGS && format_ == COMMON_CHAT_FORMAT_PEG_NATIVE && node.is_partial &&

@@ -101,13 +101,7 @@ def test_both_are_read_as_what_they_are(name: str, model: _engine.Model) -> None
     assert read(make_parser(), [CALL_ANSWERS[name]]).only_call == CALL
 
 
-LLAMA = [name for name in TEMPLATE_NAMES if name.startswith("meta-llama")]
-LOSES_BRACES = pytest.mark.xfail(strict=True, reason="the native parser takes a brace for the beginning of a call")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=LOSES_BRACES if name in LLAMA else ()) for name in TEMPLATE_NAMES]
-)
+@pytest.mark.parametrize("name", TEMPLATE_NAMES)
 def test_content_is_read_letter_by_letter(name: str, model: _engine.Model) -> None:
     message = read(prepared(name, model).make_parser(), list(answers(name, model, RIGHT)))
     assert (message.content.strip(), message.calls) == (RIGHT, [])

@@ -15,6 +15,7 @@ from tests.native.chat_rig import HI, WITH_TOOLS, inspect, read, template
 from tests.native.tiny_models import write_dense_model
 
 QWEN3, GPT_OSS, GEMMA4, QWEN_CODER = "Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "google-gemma-4-31B-it", "Qwen3-Coder"
+LLAMA3 = "meta-llama-Llama-3.1-8B-Instruct"
 TOOLS = ChatOptions(tools=WITH_TOOLS.tools, parallel_calls=True)
 
 
@@ -113,6 +114,26 @@ def test_a_beginning_of_a_mark_is_held_back_until_it_is_none(model: _engine.Mode
     assert [delta.content for delta in reader.feed("ll x")] == ["<tool_call x"]
     assert [delta.content for delta in reader.feed("<tool")] == []
     assert [delta.content for delta in reader.finish()] == ["<tool"]
+
+
+@pytest.mark.parametrize("pieces", [1, 4, 100])
+@pytest.mark.parametrize(
+    ("name", "answer", "content"),
+    [
+        (QWEN3, "<think>a</think><", "<"),
+        (QWEN3, "<think></think>\n\n<tool_c", "<tool_c"),
+        (QWEN3, '<think>a</think>b<tool_call>\n{"na', "b"),
+        (LLAMA3, "{", "{"),
+        (LLAMA3, "Hi {", "Hi {"),
+        (LLAMA3, 'Hi {"a": 1}', 'Hi {"a": 1}'),
+    ],
+)
+def test_an_end_that_might_have_become_a_call_is_content_and_a_call_without_a_name_is_none(
+    name: str, answer: str, content: str, pieces: int, model: _engine.Model
+) -> None:
+    make_parser = template(name, model).render(HI, TOOLS).make_parser
+    message = read(make_parser(), [answer[start : start + pieces] for start in range(0, len(answer), pieces)])
+    assert (message.content.strip(), message.calls) == (content, [])
 
 
 def test_calls_have_ids_that_every_template_takes(model: _engine.Model) -> None:
