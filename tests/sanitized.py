@@ -21,9 +21,19 @@ OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
     "TSAN_OPTIONS": "halt_on_error=1:exitcode=66",
 }
-LEFT_OUT = ("test_loading.py", "test_parity.py", "test_text.py", "test_cancellation.py", "test_state_layout.py")
+LEFT_OUT = (
+    "test_loading.py",
+    "test_parity.py",
+    "test_text.py",
+    "test_cancellation.py",
+    "test_state_layout.py",
+    "test_chat_templates.py",
+    "test_calls_or_content.py",
+    "test_tool_calls.py",
+    "test_hostile_chats.py",
+)
 """No step and no thread of ours is in them, they take minutes under a sanitizer, or they have llama.cpp compute with
-two threads, whose barriers the sanitizer does not see."""
+two threads, whose barriers the sanitizer does not see. Of those about chats, ``test_chat_parser`` is watched."""
 TESTS = sorted(str(path) for path in (ROOT / "tests" / "native").glob("test_*.py") if path.name not in LEFT_OUT)
 
 
