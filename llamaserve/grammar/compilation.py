@@ -6,14 +6,16 @@ not at fault. A run cannot be ended from outside; it asks now and then how much 
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Generic, TypeVar
 
 from llamaserve.errors import BadGrammar, CompilerBusy, EngineDown
+from llamaserve.grammar.compile_threads import CompileThreads
 
 COMPILE_TIMEOUT_S = 1.0
 """Of one run."""
@@ -23,6 +25,15 @@ QUEUE_TIMEOUT_S = 3.0
 CompiledT = TypeVar("CompiledT")
 TimeLeft = Callable[[], float]
 """Seconds a run may yet take; 0 when nobody waits for it any more."""
+
+
+class TooSlow(BadGrammar):
+    """A run took more than its time."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"the grammar or schema takes more than {COMPILE_TIMEOUT_S:g} s to compile: it must be simpler"
+        )
 
 
 class Compilation(Generic[CompiledT]):
@@ -35,9 +46,9 @@ class Compilation(Generic[CompiledT]):
         self._begun_at = 0.0
         self._future: Future[CompiledT] | None = None
 
-    def begin(self, threads: ThreadPoolExecutor, on_end: Callable[[CompiledT | None], None]) -> None:
+    def begin(self, threads: CompileThreads, on_end: Callable[[CompiledT | None], None]) -> None:
         """Have one of the threads run it; ``on_end`` is told there what came of it, before those who wait are."""
-        self._future = threads.submit(self._run, on_end)
+        self._future = threads.submit(functools.partial(self._run, on_end))
         self._future.add_done_callback(lambda _: self._begun.set())  # it may be cancelled before
 
     def join(self) -> None:
@@ -50,8 +61,8 @@ class Compilation(Generic[CompiledT]):
         return self._n_waiting == 0 and self._future is not None and self._future.cancel()
 
     def wait(self) -> CompiledT:
-        """What came of it. Raises BadGrammar where it was refused or took too long, CompilerBusy where it did not begin
-        in time, EngineDown where it never will."""
+        """What came of it. Raises BadGrammar where it was refused, TooSlow where it took too long, CompilerBusy where
+        it did not begin in time, EngineDown where it never will."""
         future = self._future
         if future is None:
             raise RuntimeError("the compilation was not begun")
@@ -62,9 +73,7 @@ class Compilation(Generic[CompiledT]):
         except CancelledError:
             raise EngineDown("the engine was shut down") from None
         except FutureTimeoutError:
-            raise BadGrammar(
-                f"the grammar or schema takes more than {COMPILE_TIMEOUT_S:g} s to compile: it must be simpler"
-            ) from None
+            raise TooSlow from None
 
     def _run(self, on_end: Callable[[CompiledT | None], None]) -> CompiledT:
         self._begun_at = time.monotonic()

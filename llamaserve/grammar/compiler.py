@@ -12,14 +12,14 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLParserLimits
 
 from llamaserve.constraint import MaskFiller, TokenConstraint
 from llamaserve.engine.port import Vocabulary
 from llamaserve.errors import BadGrammar, EngineDown, GrammarFailed
-from llamaserve.grammar.compilation import Compilation, TimeLeft
+from llamaserve.grammar.compilation import Compilation, TimeLeft, TooSlow
+from llamaserve.grammar.compile_threads import CompileThreads
 from llamaserve.grammar.filler import ParallelFiller
 from llamaserve.grammar.json_schema import place_of_fault, read_schema
 from llamaserve.grammar.lazy import LazyMatcher, Triggers
@@ -30,7 +30,8 @@ from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from llamaserve.grammar.tokens import GrammarTokens, grammar_tokens, mask_bytes
 
 CACHED_GRAMMARS = 64
-COMPILING_THREADS = 2
+REMEMBERED_SLOW = 64
+"""Restrictions that took too long, not to be tried again."""
 PLACE_TIMEOUT_S = 0.3
 """To find out where in a schema a fault is."""
 _LEFT_TO_ANSWER_S = 0.1
@@ -78,11 +79,12 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokens: GrammarTokens | None = None
         self._filler: MaskFiller | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: CompileThreads | None = None
         self._is_closed = False
         self._cache: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._running: dict[GrammarSpec, Compilation[CompiledGrammar]] = {}
         """What somebody waits for."""
+        self._too_slow: OrderedDict[GrammarSpec, None] = OrderedDict()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """A restriction, from the cache if it was asked for lately. The first call for a model reads its vocabulary,
@@ -97,9 +99,14 @@ class GrammarCompiler:
             if cached is not None:
                 self._cache.move_to_end(spec)
                 return cached
+            if spec in self._too_slow:
+                raise TooSlow
             compilation = self._joined(spec, tokens)
         try:
             return compilation.wait()
+        except TooSlow:
+            self._give_up_on(spec)
+            raise
         finally:
             with self._lock:
                 if compilation.leave():
@@ -129,6 +136,16 @@ class GrammarCompiler:
             if len(self._cache) > CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
 
+    def _give_up_on(self, spec: GrammarSpec) -> None:
+        """It goes on until it ends by itself, and is in the cache then."""
+        with self._lock:
+            if spec in self._too_slow or self._threads is None:
+                return
+            self._too_slow[spec] = None
+            if len(self._too_slow) > REMEMBERED_SLOW:
+                self._too_slow.popitem(last=False)
+            self._threads.replace()
+
     def _forget(self, spec: GrammarSpec, compilation: Compilation[CompiledGrammar]) -> None:
         if self._running.get(spec) is compilation:
             del self._running[spec]
@@ -140,7 +157,7 @@ class GrammarCompiler:
             threads, self._threads = self._threads, None
             self._cache.clear()
         if threads is not None:
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
 
     def _ready(self) -> GrammarTokens:
         """The vocabulary, read by the first who wants it; others wait."""
@@ -150,7 +167,7 @@ class GrammarCompiler:
             if self._tokens is None:
                 self._tokens = grammar_tokens(self._vocab)
                 self._filler = _filler(self._tokens)
-                self._threads = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="llamaserve-grammar")
+                self._threads = CompileThreads()
             return self._tokens
 
 

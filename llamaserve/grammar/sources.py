@@ -15,6 +15,7 @@ from llamaserve.errors import BadGrammar, shown
 from llamaserve.grammar.gbnf import read_gbnf
 from llamaserve.grammar.gbnf_lark import lark_of_gbnf
 from llamaserve.grammar.json_schema import MAX_PATTERN_LENGTH, read_schema
+from llamaserve.grammar.lark_depth import check_depth
 from llamaserve.grammar.schema_parts import Schema
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from llamaserve.grammar.tokens import GrammarTokens
@@ -80,6 +81,7 @@ def _json_schema(schema: Schema) -> Mapping[str, object]:
 
 
 def _lark(source: str) -> Mapping[str, object]:
+    check_depth(source)
     # The last of several lines of options counts.
     return {"lark_grammar": f"{source}\n{_OPTIONS}\n"}
 

@@ -209,7 +209,8 @@ class Admitter:
         except EngineDown:
             raise
         except Exception as error:
-            _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
+            if not isinstance(error, LlamaServeError):  # those are the request's own fault
+                _logger.exception("request %s: the engine did not open sequence %d", request_id, slot.seq_id)
             self._prefixes.leave(slot.seq_id, None)
             self._prefixes.drop_fetch(request_id)
             self._end(work, Failed(as_ours(error)))

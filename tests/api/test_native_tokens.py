@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from llamaserve.api.native.tokens import MAX_CHARACTERS, MAX_PIECES, MAX_TOKENS
+from llamaserve.api.native.tokens import MAX_CHARACTERS, MAX_PIECES, MAX_TEXTS, MAX_TOKENS
 from llamaserve.config import HttpConfig
 from llamaserve.engine.fake import BOS, EOS, N_VOCAB, FakeEngine
 from llamaserve.service import Service
@@ -200,6 +200,8 @@ def test_too_many_tokens_are_refused_before_they_are_looked_at() -> None:
         error = refused(served, "/tokenize", content=[1] * (MAX_TOKENS + 1))
         assert (str(MAX_TOKENS + 1) in str(error["message"]), error["param"]) == (True, "content")
         assert len(post(served, "/tokenize", content=[1] * (MAX_PIECES + 1))["tokens"]) == MAX_PIECES + 1  # type: ignore[arg-type]  # a list
+        error = refused(served, "/tokenize", content=["x"] * (MAX_TEXTS + 1))
+        assert (f"has {MAX_TEXTS + 1} texts" in str(error["message"]), error["param"]) == (True, "content")
         error = refused(served, "/tokenize", content=["x" * MAX_PIECES, 1], with_pieces=True)
         assert (str(MAX_PIECES) in str(error["message"]), error["param"]) == (True, "content")
 

@@ -150,8 +150,8 @@ def test_a_request_may_have_an_interval_of_its_own(interval: int | None, is_hear
     """As with llama-server, -1 is never; the server here says 0."""
     may_run = threading.Event()
     engine = FakeEngine(before_step=lambda plan, flag: may_run.wait(PATIENCE_S))
-    threading.Timer(1.3, may_run.set).start()
     with serving(engine, http=HttpConfig(sse_ping_interval_s=0)) as served:
+        threading.Timer(2.5 if is_heard else 1.3, may_run.set).start()
         answer = served.complete("a", max_tokens=1, stream=True, sse_ping_interval=interval)
     assert answer.text.startswith(": keep-alive\n\n") is is_heard
     assert answer.text.endswith("data: [DONE]\n\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +16,8 @@ from llamaserve.errors import BadGrammar, CompilerBusy, EngineDown
 from llamaserve.grammar import compilation as compilation_module
 from llamaserve.grammar import compiler as compiler_module
 from llamaserve.grammar.compilation import Compilation
-from llamaserve.grammar.compiler import COMPILING_THREADS, CompiledGrammar, GrammarCompiler
+from llamaserve.grammar.compile_threads import THREADS, CompileThreads
+from llamaserve.grammar.compiler import CompiledGrammar, GrammarCompiler
 from llamaserve.grammar.json_schema import place_of_fault
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from tests.unit.grammar.walk import takes
@@ -55,7 +58,7 @@ class Rig:
 
     def keep_busy(self) -> list[Future[CompiledGrammar]]:
         """Requests that hold all compiling threads."""
-        asked = [self.ask(f"slow{index}") for index in range(COMPILING_THREADS)]
+        asked = [self.ask(f"slow{index}") for index in range(THREADS)]
         for _ in asked:
             assert self.gate.begun.acquire(timeout=PATIENCE_S)
         return asked
@@ -133,6 +136,44 @@ def test_what_took_too_long_is_there_for_who_comes_later(rig: Rig, monkeypatch: 
     assert rig.gate.n_runs == n_before
 
 
+def test_others_take_the_place_of_threads_that_slow_restrictions_hold(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compilation_module, "COMPILE_TIMEOUT_S", SHORT_S)
+    for other in rig.keep_busy():
+        with pytest.raises(BadGrammar, match="takes more than"):
+            other.result(PATIENCE_S)
+    monkeypatch.setattr(compilation_module, "COMPILE_TIMEOUT_S", PATIENCE_S)
+    assert takes(rig.ask("innocent").result(PATIENCE_S), b"innocent")  # while they run yet
+    n_before = rig.gate.n_runs
+    with pytest.raises(BadGrammar, match="takes more than"):
+        rig.ask("slow0").result(PATIENCE_S)
+    assert rig.gate.n_runs == n_before
+
+
+ENDS_WHILE_COMPILING = """
+from llamaserve.engine.fake_text import FakeVocabulary
+from llamaserve.errors import BadGrammar
+from llamaserve.grammar.compiler import GrammarCompiler
+from llamaserve.grammar.spec import GrammarKind, GrammarSpec
+compiler = GrammarCompiler(FakeVocabulary())
+source = "start: a::0\\na::_: " + " | ".join(['"x" a::incr(_)'] * 3600)
+try:
+    compiler.compile(GrammarSpec(GrammarKind.LARK, source))
+except BadGrammar as error:
+    print(error)
+compiler.close()
+"""
+
+
+def test_the_process_ends_whatever_is_being_compiled() -> None:
+    """The run itself takes minutes."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_WHILE_COMPILING], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert "takes more than" in ended.stdout
+
+
 def test_who_waits_when_the_engine_ends_is_told(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation_module, "COMPILE_TIMEOUT_S", PATIENCE_S)
     rig.keep_busy()
@@ -156,13 +197,21 @@ def test_a_run_nobody_waits_for_has_no_time_left() -> None:
         return 5
 
     ended: list[int | None] = []
-    with ThreadPoolExecutor(1) as threads:
-        one = Compilation(compiles)
-        one.join()
-        one.begin(threads, ended.append)
-        assert entered.wait(PATIENCE_S)
-        assert not one.leave()  # it has begun
-        opened.set()
+    has_ended = threading.Event()
+
+    def take(result: int | None) -> None:
+        ended.append(result)
+        has_ended.set()
+
+    threads = CompileThreads()
+    one = Compilation(compiles)
+    one.join()
+    one.begin(threads, take)
+    assert entered.wait(PATIENCE_S)
+    assert not one.leave()  # it has begun
+    opened.set()
+    assert has_ended.wait(PATIENCE_S)
+    threads.close()
     assert left[0] > 0.0
     assert left[1] == 0.0
     assert ended == [5]
