@@ -15,7 +15,7 @@ from llamaserve.loadtest.drive import together
 from llamaserve.loadtest.summary import Distribution
 
 GREEDY: Mapping[str, Any] = {"temperature": 0}
-WARM_UP_TOKENS = 24
+WARM_UP_TOKENS = 48
 WARM_UP_SEED = 1_000_000  # no scenario's own seeds are so large
 
 

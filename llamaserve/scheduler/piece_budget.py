@@ -16,6 +16,8 @@ PACE_FOR_DEFAULT = 0.55
 """Part of the best pace of a prompt beside the rows below which the target is given up where nobody set one."""
 PACE_FOR_GIVEN = 0.25
 """The same for a target that was set: who asks for it pays for it, but no prompt is starved."""
+MOST_DOUBT = 0.1
+"""Spread of the steps beyond which more of it counts no more: a busy machine is no reason to starve prompts."""
 PATIENCE = 0.25
 """Where the target is given up: of having the streams wait twice as long the prompt must gain a sixth, ``2 ** 0.25``.
 """
@@ -60,7 +62,7 @@ def piece_budget(
     sizes = _sizes_to_try(rows[0], int(model.largest_seen), chunk)
     seconds = {size: model.least_seconds(rows, size, n_held=n_held) for size in {within, *sizes} if size}
     least_s = min(seconds[size] / size for size in seconds)
-    doubt = model.spread / 2  # noise shall not make pieces larger
+    doubt = min(model.spread, MOST_DOUBT) / 2  # noise shall not make pieces larger
     if within and seconds[within] / within * (target.least_pace - doubt) <= least_s:
         return within
     size = max(within, _fairest_size(seconds, limit_s))

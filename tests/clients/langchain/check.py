@@ -88,9 +88,15 @@ def check_structured_output_by_json_mode(url: str) -> None:
     model = chat(url, max_tokens=400, temperature=0.8).with_structured_output(
         None, method="json_mode", include_raw=True
     )
-    answer = model.invoke("Reply with a very short JSON object that has the key name.")
-    is_cut_off = answer["raw"].response_metadata["finish_reason"] == "length"
-    assert is_cut_off or isinstance(answer["parsed"], dict), answer
+    cut_off: str | None = None
+    try:
+        answer = model.invoke("Reply with a very short JSON object that has the key name.")
+    except openai.LengthFinishReasonError as error:
+        cut_off = str(error.completion.choices[0].message.content)
+    if cut_off is None:
+        assert isinstance(answer["parsed"], dict), answer
+    else:  # the model found no end: what there is begins an object
+        assert cut_off.lstrip().startswith("{")
 
 
 def check_text_completions_of_several_prompts(url: str) -> None:
