@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from llamaserve.chat.template import Messages
 from llamaserve.errors import BadRequest
 
-MAX_NESTING = 128
+MAX_NESTING = 63
 """Objects and arrays of a call's arguments within each other."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[{\]}]")
@@ -25,9 +25,14 @@ def check_call_arguments(messages: Messages) -> None:
         for number, call in enumerate(calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ()):
             function = call.get("function") if isinstance(call, Mapping) else None
             arguments = function.get("arguments") if isinstance(function, Mapping) else None
-            if isinstance(arguments, str) and _nesting(arguments) > MAX_NESTING:
-                place = f"messages[{index}].tool_calls[{number}].function.arguments"
-                raise BadRequest(f"{place} is nested more than {MAX_NESTING} deep", place)
+            if isinstance(arguments, str):
+                check_arguments(arguments, f"messages[{index}].tool_calls[{number}].function.arguments")
+
+
+def check_arguments(arguments: str, place: str) -> None:
+    """The arguments of one call. Raises BadRequest, with the place."""
+    if _nesting(arguments) > MAX_NESTING:
+        raise BadRequest(f"{place} is nested more than {MAX_NESTING} deep", place)
 
 
 def _nesting(text: str) -> int:

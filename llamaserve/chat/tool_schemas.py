@@ -6,15 +6,15 @@ its place.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import cast
-from urllib.parse import unquote
 
 from llamaserve.errors import BadGrammar, shown
 from llamaserve.grammar.json_schema import read_schema
-from llamaserve.grammar.schema_parts import json_path, parts
+from llamaserve.grammar.schema_parts import json_path, parts, referred
 from llamaserve.grammar.sources import JSON_SPACE
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 
@@ -25,10 +25,10 @@ _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<|\(\?>")
 _WHOLE = "whole-function"
 """The name of a function's schema among the definitions of its arguments', for references to elsewhere in it."""
 _SHARED = ("$defs", "definitions")
-
-
 MAX_ARGUMENTS = 2_000
 """Of all functions: a template's parser takes almost a millisecond for each."""
+KEPT_SCHEMAS = 128
+"""As many as a request may have functions. They are read at several steps, and the next turn of a chat has the same."""
 
 
 def check_tools(tools: Sequence[Node]) -> None:
@@ -88,14 +88,21 @@ def strict_arguments(tools: Sequence[Node]) -> Mapping[str, GrammarSpec]:
 def tool_schema(tool: Node, index: int) -> object:
     """What the arguments of a function are held to, all of them together. Raises BadGrammar, with the place."""
     given = cast("Node", tool["function"])["parameters"]
+    source = json.dumps(given or {"type": "object", "properties": {}, "additionalProperties": False})
     try:
-        read = read_schema(json.dumps(given or {"type": "object", "properties": {}, "additionalProperties": False}))
-        if not isinstance(read, dict):
-            return read
-        _settle_oddities(read, is_strict=is_strict(tool))
+        return _read(source, is_strict=is_strict(tool))
     except BadGrammar as error:
         place = parameters_place(index)
         raise BadGrammar(f"{place}: {error}", f"{place}.{error.param}" if error.param else place) from error
+
+
+@functools.lru_cache(KEPT_SCHEMAS)
+def _read(source: str, *, is_strict: bool) -> object:
+    """Nobody changes what it gives. Raises BadGrammar, with the place in the schema."""
+    read = read_schema(source)
+    if not isinstance(read, dict):
+        return read
+    _settle_oddities(read, is_strict=is_strict)
     return read if "additionalProperties" in read or not read.get("properties") else _closed(read)
 
 
@@ -128,23 +135,9 @@ def _oddities(part: Node, root: Node) -> list[tuple[str, str]]:
         odd.append(("pattern", f"the regular expression {shown(pattern)} looks around or back: that is not supported"))
     if isinstance(by_name, dict) and any(_LOOKS_AROUND.search(name) for name in by_name):
         odd.append(("patternProperties", "a regular expression looks around or back: that is not supported"))
-    if isinstance(pointer, str) and not _is_there(pointer, root):
+    if isinstance(pointer, str) and not isinstance(referred(root, pointer), (dict, bool)):
         odd.append(("$ref", f"the reference {shown(pointer)} leads nowhere in the schema"))
     return odd
-
-
-def _is_there(pointer: str, root: Node) -> bool:
-    first, *steps = pointer.split("/")
-    part: object = root
-    for step in steps:
-        name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(part, dict) and name in part:
-            part = part[name]
-        elif isinstance(part, list) and name.isdecimal() and len(name) < 10 and int(name) < len(part):
-            part = part[int(name)]
-        else:
-            return False
-    return first == "#" and isinstance(part, (dict, bool))
 
 
 # An argument's schema by itself has to have what it refers to.

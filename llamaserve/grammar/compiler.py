@@ -132,6 +132,7 @@ class GrammarCompiler:
             self._forget(spec, compilation)
             if compiled is None or self._is_closed:
                 return
+            self._too_slow.pop(spec, None)  # it is there now, and the machine may only have been busy
             self._cache[spec] = compiled
             if len(self._cache) > CACHED_GRAMMARS:
                 self._cache.popitem(last=False)

@@ -10,11 +10,8 @@ the news goes to whatever needed that, once along each need, so the work grows w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from urllib.parse import unquote
 
-from llamaserve.grammar.schema_parts import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Schema
-
-_MAX_INDEX_DIGITS = 9
+from llamaserve.grammar.schema_parts import LISTS_OF_SCHEMAS, MAPS_OF_SCHEMAS, SCHEMAS, Schema, referred
 
 
 def without_endless(root: Schema) -> Schema:
@@ -83,7 +80,7 @@ class _Finite:
         """Of each of these, one at least must have finite instances."""
         pointer = schema.get("$ref")
         if isinstance(pointer, str):
-            yield (self._resolved(pointer),)
+            yield (referred(self._root, pointer),)
         for key in ("anyOf", "oneOf"):
             parts = schema.get(key)
             if isinstance(parts, list) and parts:
@@ -98,21 +95,6 @@ class _Finite:
             yield from ((part,) for part in _required_parts(schema))
         elif kind == "array":
             yield from ((part,) for part in _first_parts(schema))
-
-    def _resolved(self, pointer: str) -> object:
-        """What a reference points to in this schema; None = it is not understood."""
-        if pointer != "#" and not pointer.startswith("#/"):
-            return None
-        part: object = self._root
-        for step in pointer.split("/")[1:]:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(part, dict) and name in part:
-                part = part[name]
-            elif isinstance(part, list) and _is_index(name) and int(name) < len(part):
-                part = part[int(name)]
-            else:
-                return None
-        return part
 
 
 def _objects(root: object) -> Iterator[Mapping[str, object]]:
@@ -145,7 +127,3 @@ def _first_parts(schema: Mapping[str, object]) -> Sequence[object]:
     if len(parts) < least and not isinstance(items, list):
         parts.append(items)
     return parts[:least]
-
-
-def _is_index(name: str) -> bool:
-    return name.isdecimal() and len(name) <= _MAX_INDEX_DIGITS

@@ -13,15 +13,15 @@ from llamaserve.errors import BadGrammar
 MAX_DEPTH = 500
 """References behind each other, and the brackets around them. 3,000 were seen to fit into a stack of 8 MiB."""
 
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"')
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|\\.')
 _TERMINAL = re.compile(r"^[ \t]*([A-Z_][A-Z0-9_]*)(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _NAME = re.compile(r"\b[A-Z_][A-Z0-9_]*\b")
 
 
 def check_depth(source: str) -> None:
-    """Raises BadGrammar for terminals that are too deep. What stands in a regular expression may count as a name: that
-    makes a grammar look deeper, never less deep."""
-    bodies = _bodies(_LITERAL.sub('""', source))
+    """Raises BadGrammar for terminals that are too deep. What stands in a text or a regular expression may count as a
+    name: that makes a grammar look deeper, never less deep."""
+    bodies = _bodies(source)
     depths: dict[str, int] = {}
     begun: set[str] = set()
     for first in bodies:
@@ -52,8 +52,9 @@ def _bodies(source: str) -> dict[str, str]:
 
 
 def _brackets(body: str) -> int:
+    """How deep they are; llguidance itself refuses what goes very deep, so a text that hides some does no harm."""
     depth = deepest = 0
-    for character in body:
+    for character in _LITERAL.sub("", body):
         if character in "([":
             depth += 1
             deepest = max(deepest, depth)

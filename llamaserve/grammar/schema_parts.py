@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from urllib.parse import unquote
 
+_MAX_INDEX_DIGITS = 9
 Schema = bool | Mapping[str, object]
 Path = tuple[str | int, ...]
 
@@ -46,6 +48,27 @@ def parts(schema: Schema) -> Iterator[tuple[Path, Schema]]:
     for path, part in waiting:  # grows on the way
         yield path, part
         waiting += [((*path, *step), child) for step, child in children(part)]
+
+
+def referred(root: object, pointer: str) -> object:
+    """What a reference within a schema points to (RFC 6901, as a fragment); None where it leads nowhere."""
+    first, *steps = pointer.split("/")
+    if first != "#":
+        return None
+    part = root
+    for step in steps:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(part, dict) and name in part:
+            part = part[name]
+        elif isinstance(part, list) and _is_index(name) and int(name) < len(part):
+            part = part[int(name)]
+        else:
+            return None
+    return part
+
+
+def _is_index(name: str) -> bool:
+    return name.isdecimal() and len(name) <= _MAX_INDEX_DIGITS
 
 
 def json_path(path: Path) -> str:

@@ -49,8 +49,7 @@ def piece_budget(
 
     ``n_held``: tokens before the first piece; ``n_left``: tokens that all prompts have left. As many as keep 99 of 100
     steps within the target. Where pieces of that size are computed too slowly, larger ones: the prompt goes on, and
-    small ones would have the streams wait more often for the same work. Without rows, or without a
-    target, the chunk.
+    small ones would have the streams wait more often for the same work. Without rows, or without a target, the chunk.
     """
     most = max(1, min(n_left, chunk))
     if rows[0] == 0 or target is None:
@@ -66,10 +65,9 @@ def piece_budget(
     if within and seconds[within] / within * (target.least_pace - doubt) <= least_s:
         return within
     size = max(within, _fairest_size(seconds, limit_s))
+    # A part of a piece goes first, while the fewest cells are held.
     rest = n_left % size
-    return min(
-        most, rest if rest > size // 4 else size
-    )  # a part of a piece goes first, while the fewest cells are held
+    return min(most, rest if rest > size // 4 else size)
 
 
 def _sizes_to_try(n_rows: int, largest_seen: int, chunk: int) -> list[int]:

@@ -52,9 +52,14 @@ class QueueLimits:
         """Requests that have begun and not left."""
         return len(self._begun)
 
+    @property
+    def _n_free(self) -> int:
+        """Slots that nobody has, but those that wait may be about to."""
+        return max(0, self._n_slots - len(self._begun))
+
     def enter(self, comers: Sequence[Comer]) -> None:
         """Requests come in together, all or none. Raises QueueFull, or QueueTokensFull, when they may not."""
-        n_free = max(0, self._n_slots - len(self._begun))
+        n_free = self._n_free
         n_tokens = sum(comer.n_tokens for comer in comers)
         n_behind = len(self._waiting) - n_free
         if n_behind + len(comers) > 0:
@@ -64,8 +69,7 @@ class QueueLimits:
 
     def check_room(self) -> None:
         """Raises QueueFull when as many wait as may, so that no request can come in."""
-        n_behind = len(self._waiting) - max(0, self._n_slots - len(self._begun))
-        if self._max_requests and n_behind >= self._max_requests:
+        if self._max_requests and len(self._waiting) - self._n_free >= self._max_requests:
             raise QueueFull(self._max_requests)
 
     def begin(self, request_id: str) -> None:

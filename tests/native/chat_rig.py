@@ -13,6 +13,7 @@ from llamaserve import _engine
 from llamaserve.chat.message import MessageParser
 from llamaserve.chat.native_template import NativeChatTemplate
 from llamaserve.chat.template import ChatOptions
+from llamaserve.constraint import Constraint
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "vendor" / "llama.cpp" / "models" / "templates"
 TEMPLATE_NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -61,6 +62,17 @@ class ReadMessage:
         """The name of the only call, and its arguments."""
         ((name, arguments),) = self.calls
         return name, json.loads(arguments)
+
+
+def allows_just(constraint: Constraint, tokens: Iterable[int], end: int) -> bool:
+    """Whether an answer may be these tokens and the end."""
+    state = constraint.begin()
+    for token in [*tokens, end]:
+        mask = state.mask()
+        if mask is not None and not mask[token // 8] >> token % 8 & 1:
+            return False
+        state.accept(token)
+    return True
 
 
 def read(parser: MessageParser, pieces: Iterable[str]) -> ReadMessage:

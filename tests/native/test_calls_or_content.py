@@ -16,7 +16,7 @@ from llamaserve.engine.native import NativeVocabulary
 from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from tests.native.chat_answers import CALL_ANSWERS, REASONING
-from tests.native.chat_rig import HI, TEMPLATE_NAMES, WITH_TOOLS, inspect, read, template
+from tests.native.chat_rig import HI, TEMPLATE_NAMES, WITH_TOOLS, allows_just, inspect, read, template
 from tests.native.test_chat_templates import CALL, CONTROLS, tokens_of
 from tests.native.tiny_models import EOS, write_dense_model
 
@@ -58,13 +58,7 @@ def restriction(chat: PreparedChat, grammars: GrammarCompiler, model: _engine.Mo
 
 
 def takes(constraint: Constraint, answer: str) -> bool:
-    state = constraint.begin()
-    for token in [*tokens_of(answer), EOS]:
-        mask = state.mask()
-        if mask is not None and not mask[token // 8] >> token % 8 & 1:
-            return False
-        state.accept(token)
-    return True
+    return allows_just(constraint, tokens_of(answer), EOS)
 
 
 def answers(name: str, model: _engine.Model, content: str) -> str:

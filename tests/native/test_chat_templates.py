@@ -14,7 +14,7 @@ from llamaserve.engine.native import NativeVocabulary
 from llamaserve.grammar.compiler import GrammarCompiler
 from llamaserve.grammar.spec import GrammarSpec
 from tests.native.chat_answers import CALL_ANSWERS, REASONING
-from tests.native.chat_rig import HI, MUST_CALL, TEMPLATE_NAMES, WITH_TOOLS, inspect, read, template
+from tests.native.chat_rig import HI, MUST_CALL, TEMPLATE_NAMES, WITH_TOOLS, allows_just, inspect, read, template
 from tests.native.tiny_models import EOS, FIRST_BYTE, N_VOCAB, write_dense_model
 
 CALL = ("get_weather", {"city": "Paris", "days": 3})
@@ -147,13 +147,7 @@ def tokens_of(answer: str) -> Iterator[int]:
 
 def accepts(spec: GrammarSpec, answer: str, grammars: GrammarCompiler) -> bool:
     """Whether an answer may be just this text."""
-    state = grammars.compile(spec).begin()
-    for token in [*tokens_of(answer), EOS]:
-        mask = state.mask()
-        if mask is not None and not mask[token // 8] >> token % 8 & 1:
-            return False
-        state.accept(token)
-    return True
+    return allows_just(grammars.compile(spec), tokens_of(answer), EOS)
 
 
 @pytest.mark.parametrize("name", TEMPLATE_NAMES)

@@ -27,28 +27,28 @@ def tokenized(body: TokenizeBody, vocab: Vocabulary, n_ctx: int) -> TokenizeAnsw
     asked = TokenizeBody(
         content=body.prompt, add_special=body.add_special_tokens is not False, with_pieces=body.with_pieces
     )
-    tokens = tokens_of(asked, vocab)
+    tokens = tokens_of(asked, vocab, "prompt")
     return TokenizeAnswer(tokens, len(tokens), n_ctx)
 
 
-def tokens_of(body: TokenizeBody, vocab: Vocabulary) -> list[int | TokenPiece]:
+def tokens_of(body: TokenizeBody, vocab: Vocabulary, param: str = "content") -> list[int | TokenPiece]:
     """The tokens a body asks for. Raises BadRequest for too much text and too many tokens, BadToken for an id outside
-    the vocabulary."""
+    the vocabulary; they name ``param``."""
     if body.content is None:
-        raise BadRequest("content: this field is required", "content")
+        raise BadRequest(f"{param}: this field is required", param)
     parts = [body.content] if isinstance(body.content, str) else body.content
     n_characters = sum(len(part) for part in parts if isinstance(part, str))
     if n_characters > MAX_CHARACTERS:
-        raise BadRequest(f"content has {n_characters} characters: it must have at most {MAX_CHARACTERS}", "content")
+        raise BadRequest(f"{param} has {n_characters} characters: it must have at most {MAX_CHARACTERS}", param)
     n_texts = sum(isinstance(part, str) for part in parts)
     if n_texts > MAX_TEXTS:
-        raise BadRequest(f"content has {n_texts} texts: it must have at most {MAX_TEXTS}", "content")
-    _check_number("content", len(parts) if isinstance(body.content, list) else 0, MAX_TOKENS)
+        raise BadRequest(f"{param} has {n_texts} texts: it must have at most {MAX_TEXTS}", param)
+    _check_number(param, len(parts) if isinstance(body.content, list) else 0, MAX_TOKENS)
     tokens = mixed_tokens(
         parts, vocab, add_special=bool(body.add_special), parse_special=body.parse_special is not False
     )
-    _check_number("content", len(tokens), MAX_PIECES if body.with_pieces else MAX_TOKENS)
-    check_tokens("content", tokens, vocab)
+    _check_number(param, len(tokens), MAX_PIECES if body.with_pieces else MAX_TOKENS)
+    check_tokens(param, tokens, vocab)
     if body.with_pieces:
         return [TokenPiece(token, piece_of(token, vocab)) for token in tokens]
     return [*tokens]

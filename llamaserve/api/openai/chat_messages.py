@@ -8,12 +8,11 @@ from __future__ import annotations
 import msgspec
 
 from llamaserve.api.openai.body import ChatMessage, ContentPart, ToolCall
+from llamaserve.chat.call_arguments import check_arguments
 from llamaserve.errors import BadRequest, shown
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Roles a message may have, and the one its template sees."""
-MAX_ARGUMENTS_DEPTH = 64
-"""Objects and arrays of a call's arguments within each other."""
 
 TemplateMessage = dict[str, object]
 
@@ -96,13 +95,6 @@ def _arguments(call: ToolCall, path: str) -> str:
         raise BadRequest(f"{path} is no valid JSON: {error}", path) from error
     if not isinstance(value, dict):
         raise BadRequest(f"{path} is {shown(value)}: it must be a JSON object, as text", path)
-    _check_depth(value, path, 1)
-    return given if isinstance(given, str) and given else msgspec.json.encode(value).decode()
-
-
-def _check_depth(value: object, path: str, depth: int) -> None:
-    if depth > MAX_ARGUMENTS_DEPTH:
-        raise BadRequest(f"{path} is nested more than {MAX_ARGUMENTS_DEPTH} deep", path)
-    if isinstance(value, (dict, list)):
-        for part in value.values() if isinstance(value, dict) else value:
-            _check_depth(part, path, depth + 1)
+    text = given if isinstance(given, str) and given else msgspec.json.encode(value).decode()
+    check_arguments(text, path)
+    return text

@@ -18,7 +18,7 @@ def calls(arguments: object) -> list[dict[str, object]]:
 @pytest.mark.parametrize("opening", ["[", '{"a":', '{"]}": ', '{"\\"}": '])
 def test_arguments_too_deep_are_refused_with_their_place(opening: str) -> None:
     check_call_arguments(calls(opening * MAX_NESTING))
-    with pytest.raises(BadRequest, match="nested more than 128 deep") as caught:
+    with pytest.raises(BadRequest, match="nested more than 63 deep") as caught:
         check_call_arguments(calls(opening * (MAX_NESTING + 1)))
     assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
 

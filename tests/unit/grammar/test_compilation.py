@@ -134,6 +134,9 @@ def test_what_took_too_long_is_there_for_who_comes_later(rig: Rig, monkeypatch: 
         threading.Event().wait(0.001)
     assert takes(rig.ask("slow").result(PATIENCE_S), b"slow")
     assert rig.gate.n_runs == n_before
+    # It is no slow one for good: the machine may have been busy.
+    rig.compiler._cache.clear()
+    assert takes(rig.ask("slow").result(PATIENCE_S), b"slow")
 
 
 def test_others_take_the_place_of_threads_that_slow_restrictions_hold(
