@@ -7,6 +7,8 @@ import json
 from tests.e2e.http_server import MODEL_NAME, N_CTX, RealServer
 
 TEXT = "The capital of France is"
+ALIKE: dict[str, object] = {"temperature": 0, "cache_prompt": False}
+"""What requests send whose texts are compared: a prompt computed in other pieces may round otherwise."""
 
 
 def test_a_text_survives_tokens_and_back(http_server: RealServer) -> None:
@@ -30,7 +32,7 @@ def test_the_tokenizer_is_described_by_the_model_file(http_server: RealServer) -
 
 
 def test_a_text_ends_at_a_line(http_server: RealServer) -> None:
-    asked = {"prompt": "def add(a, b):", "n_predict": 60, "temperature": 0, "ignore_eos": True}
+    asked = {"prompt": "def add(a, b):", "n_predict": 60, "ignore_eos": True, **ALIKE}
     whole = http_server.client.post("/completion", json=asked).json()["content"]
     answer = http_server.client.post("/completion", json={**asked, "n_indent": 1}).json()
     lines = answer["content"].split("\n")
@@ -52,7 +54,7 @@ def test_props_name_the_file_and_its_tokens(http_server: RealServer) -> None:
 def test_a_completion_is_the_same_from_text_tokens_and_in_pieces(http_server: RealServer) -> None:
     client = http_server.client
     tokens = client.post("/tokenize", json={"content": TEXT, "add_special": True}).json()["tokens"]
-    body = {"n_predict": 8, "temperature": 0}
+    body = {"n_predict": 8, **ALIKE}
     answers = [client.post("/completion", json={"prompt": prompt, **body}).json() for prompt in (TEXT, tokens)]
     assert answers[0]["content"] == answers[1]["content"]
     assert (answers[0]["prompt"], answers[0]["tokens_evaluated"]) == (TEXT, len(tokens))
@@ -66,7 +68,7 @@ def test_a_template_is_what_a_chat_computes(http_server: RealServer) -> None:
     client = http_server.client
     messages = [{"role": "user", "content": "Hi"}]
     prompt = client.post("/apply-template", json={"messages": messages}).json()["prompt"]
-    body = {"max_tokens": 6, "temperature": 0}
+    body = {"max_tokens": 6, **ALIKE}
     chat = client.post("/v1/chat/completions", json={"messages": messages, **body}).json()
     plain = client.post("/completion", json={"prompt": prompt, **body}).json()
     assert plain["content"] == chat["choices"][0]["message"]["content"]
