@@ -4,7 +4,7 @@ Run: make bench-peers, then .venv/bin/python -m bench.mixed_prefill [--rounds N]
 
 How fast the machine computes prompts is measured first. Where 4 prompts of 9,800 tokens a server would take too long,
 the long case gets fewer rounds, then shorter prompts; the result says which. Each run has a server of its own, so that
-its peak memory is of this run, and nothing is cached.
+its peak memory is of this run. Nobody sends a prompt twice, so no server keeps copies of them in RAM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 TOLD_CONTEXT = 16384
 
 
-UNCAPPED = Arm("llamaserve, no cap", "llamaserve", ("--max-batch-prefill-tokens", "0"))
+NO_COPIES = ("--cache-ram", "0")
+CAPPED = replace(LLAMASERVE, flags=NO_COPIES)
+UNCAPPED = Arm("llamaserve, no cap", "llamaserve", (*NO_COPIES, "--max-batch-prefill-tokens", "0"))
 """Prompts of any length are computed side by side."""
 
 
@@ -48,7 +50,7 @@ def arms(architecture: str) -> tuple[Arm, ...]:
     Told that the model was trained with more, llama-server computes the same: models without YaRN scale nothing by it.
     """
     told = ("--override-kv", f"{architecture}.context_length=int:{TOLD_CONTEXT}")
-    return LLAMASERVE, UNCAPPED, replace(LLAMA_SERVER, flags=(*LLAMA_SERVER.flags, *told))
+    return CAPPED, UNCAPPED, replace(LLAMA_SERVER, flags=(*LLAMA_SERVER.flags, *NO_COPIES, *told))
 
 
 PROMPTS = 4
@@ -248,6 +250,7 @@ def main() -> None:
             f" would take {speed.seconds(LONG):.0f} s; the long case has prompts of {long.n_tokens} tokens.",
             f"llama-server is told that the model was trained with {TOLD_CONTEXT} tokens (--override-kv): it refuses"
             " longer prompts than that, which llamaserve computes. It computes the same with and without.",
+            "No server keeps copies of prompts in RAM (--cache-ram 0): nobody sends one twice.",
             "Peak memory includes the weights and the KV cells of the whole context. TTFT counts from submission.",
         ],
         results=options.results,

@@ -47,8 +47,8 @@ def test_the_long_prompts_are_never_shorter_than_the_short_ones() -> None:
 
 def test_llama_server_is_told_a_context_that_holds_the_long_prompts() -> None:
     ours, uncapped, peer = arms("gemma3")
-    assert ours.flags == ()
-    assert uncapped.flags == ("--max-batch-prefill-tokens", "0")
+    assert ours.flags == ("--cache-ram", "0")
+    assert uncapped.flags == (*ours.flags, "--max-batch-prefill-tokens", "0")
     assert peer.flags[-2:] == ("--override-kv", "gemma3.context_length=int:16384")
 
 
