@@ -3,8 +3,9 @@
 Run: make bench-peers, then .venv/bin/python -m bench.decode [--rounds N] [-m MODEL]
 
 Each round starts every server anew and gives all of them the same prompts: distinct ones of 20 token ids, greedy,
-128 tokens each, all streams at once. llamaserve and "llama-server -np 8" have 8 slots, "llama-server" is the default
-with 4, so it has no figure for 8 streams.
+128 tokens each, all streams at once. llamaserve and "llama-server -np 8" have 8 slots; that llama-server gives each of them
+an eighth of the context, with --kv-unified it has the one pool that llamaserve has. "llama-server" is the default with 4
+slots on one pool, so it has no figure for 8 streams.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ QUICK_STREAMS = (1, 2)
 QUICK_GENERATED = 16
 
 SPLIT = replace(LLAMA_SERVER_SPLIT, name=f"llama-server -np {SLOTS}")
+POOL = replace(LLAMA_SERVER, name=f"llama-server -np {SLOTS} --kv-unified")
 DEFAULT = replace(LLAMA_SERVER, slots=4)
 LIMIT = Limit()
-ARMS: tuple[Arm | Limit, ...] = (LLAMASERVE, SPLIT, DEFAULT, LIMIT)
+ARMS: tuple[Arm | Limit, ...] = (LLAMASERVE, SPLIT, POOL, DEFAULT, LIMIT)
 
 ByStreams = Mapping[int, StreamFigures]
 Results = Mapping[str, Sequence[ByStreams]]

@@ -78,6 +78,9 @@ class EngineConfig:
     """Check the weights for invalid values while loading."""
     swa_full: bool = False
     """Keep every token of a sliding-window model, not only its window."""
+    gather_cells: bool = True
+    """Put the KV cells of texts that run together side by side every few tokens, each text's on its own: attention of a
+    CPU reads them faster then. Where cells are on a GPU, or cannot be shared, they stay where they are."""
     profile: Profile = Profile.SHARED
 
     def __post_init__(self) -> None:
@@ -90,7 +93,7 @@ class EngineConfig:
         _check_between("n_threads_batch", self.n_threads_batch, 0, 1024)
         _check_between("n_gpu_layers", self.n_gpu_layers, 0, _INT32_MAX)
         _check_type("flash_attention", self.flash_attention, FlashAttention)
-        for name in ("use_mmap", "use_mlock", "check_tensors", "swa_full"):
+        for name in ("use_mmap", "use_mlock", "check_tensors", "swa_full", "gather_cells"):
             _check_type(name, getattr(self, name), bool)
         _check_type("profile", self.profile, Profile)
         if self.profile is Profile.PARITY and self.flash_attention is FlashAttention.ON:

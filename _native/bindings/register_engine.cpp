@@ -53,9 +53,10 @@ StepPlan to_plan(const Engine & engine, std::vector<llama_seq_id> decode, const 
 }
 
 ContextOptions to_context_options(int64_t n_ctx, int32_t n_slots, int32_t n_batch, int32_t n_ubatch, int32_t n_threads,
-                                  int32_t n_threads_batch, int32_t flash_attention, bool kv_unified, bool swa_full) {
+                                  int32_t n_threads_batch, int32_t flash_attention, bool kv_unified, bool swa_full,
+                                  bool gathers_cells) {
     return {n_ctx,           n_slots,    n_batch, n_ubatch, n_threads, n_threads_batch,
-            (llama_flash_attn_type) flash_attention, kv_unified, swa_full};
+            (llama_flash_attn_type) flash_attention, kv_unified, swa_full, gathers_cells};
 }
 
 }  // namespace
@@ -69,7 +70,7 @@ void register_engine(py::module_ & m) {
     py::class_<ContextOptions>(m, "ContextOptions", "Sizes and modes of a context, unchecked.")
         .def(py::init(&to_context_options), py::kw_only(), py::arg("n_ctx"), py::arg("n_slots"), py::arg("n_batch"),
              py::arg("n_ubatch"), py::arg("n_threads"), py::arg("n_threads_batch"), py::arg("flash_attention"),
-             py::arg("kv_unified"), py::arg("swa_full"),
+             py::arg("kv_unified"), py::arg("swa_full"), py::arg("gathers_cells"),
              "flash_attention: -1 lets llama.cpp decide, 0 off, 1 on.")
         .def_property_readonly("rounded_n_ctx", &rounded_n_ctx, "What n_ctx becomes in the context.");
 
@@ -193,23 +194,26 @@ void register_engine(py::module_ & m) {
             [](const Engine & engine) {
                 const StepReport & report = engine.report();
                 return py::make_tuple(
-                    py::make_tuple(report.time.build, report.time.decode, report.time.sample),
+                    py::make_tuple(report.time.build, report.time.decode, report.time.sample, report.time.gather),
                     py::tuple(py::cast(report.purged)), report.n_splits, report.ran_ahead);
             },
-            "((build, decode, sample) seconds, purged ids, times halved, whether it ran ahead) of the step collected "
-            "last.")
+            "((build, decode, sample, gather) seconds, purged ids, times halved, whether it ran ahead) of the step "
+            "collected last.")
         .def("used_cells", &Engine::used_cells, "Cells in use, each counted once, without the step that runs ahead.")
+        .def("n_runs", &Engine::n_runs, py::arg("seq_id"), py::call_guard<py::gil_scoped_release>(),
+             "For tests: in how many runs of cells next to each other an id lies. Raises EngineError, EngineDown.")
         .def(
             "inject_faults",
-            [](Engine & engine, const std::vector<int> & decode_codes, int n_failing_rewinds) {
+            [](Engine & engine, const std::vector<int> & decode_codes, int n_failing_rewinds, int n_failing_returns) {
                 Faults & faults = engine.faults();
                 faults.decode_codes.assign(decode_codes.begin(), decode_codes.end());
                 faults.n_failing_rewinds = n_failing_rewinds;
+                faults.n_failing_returns = n_failing_returns;
             },
             py::kw_only(), py::arg("decode_codes") = std::vector<int>(), py::arg("n_failing_rewinds") = 0,
-            py::call_guard<py::gil_scoped_release>(),
-            "For tests: the next calls of llama_decode return these codes and compute nothing (0: as usual), and so "
-            "many of the next rewinds fail.")
+            py::arg("n_failing_returns") = 0, py::call_guard<py::gil_scoped_release>(),
+            "For tests: the next calls of llama_decode return these codes and compute nothing (0: as usual), so many of "
+            "the next rewinds fail, and so many of the next sequences whose cells are gathered are lost.")
         .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>(),
              "Free the context; may be called twice.");
 }

@@ -18,6 +18,7 @@ struct ContextOptions {
     llama_flash_attn_type flash_attention = LLAMA_FLASH_ATTN_TYPE_AUTO;
     bool                  kv_unified      = true;
     bool                  swa_full        = false;
+    bool                  gathers_cells   = false;  // cells of running sequences are put side by side
 };
 
 // What n_ctx becomes: llama.cpp rounds it up, in split KV for every sequence.

@@ -25,8 +25,9 @@ Engine::Engine(std::shared_ptr<Model> model, const ContextOptions & options)
     sequences_.resize(sizes_.n_slots);
     ahead_rows_.reserve(sizes_.n_slots);
     handover_.broken.reserve(sizes_.n_slots);
-    run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *model_, sequences_, abort_, sizes_.n_batch,
-                                     n_outputs_max(*model_, options), options.n_threads_batch);
+    ContextOptions in_calls = options;
+    in_calls.n_batch        = sizes_.n_batch;
+    run_ = std::make_unique<StepRun>(ctx_.get(), *memory_, *states_, *model_, sequences_, abort_, in_calls);
     if (memory_->can_rewind()) {
         // A recurrent state moves its cells in its table first and in the graph later: a graph that stops in between
         // mixes up the states of all sequences, those outside the step too.
@@ -107,7 +108,7 @@ void Engine::open(llama_seq_id seq_id, const SamplerSpec & spec, const std::vect
     sequence->sampler->show_history(history);
     sequence->stop_tokens.assign(spec.stop_tokens.begin(), spec.stop_tokens.end());
     sequence->n_top    = n_top;
-    sequence->n_past   = (llama_pos) memory_->length(seq_id);
+    sequence->n_past   = sequence->n_gathered = (llama_pos) memory_->length(seq_id);
     sequences_[seq_id] = std::move(sequence);
 }
 
@@ -299,6 +300,11 @@ int64_t Engine::length(llama_seq_id seq_id) {
     return memory_->length(seq_id);
 }
 
+int64_t Engine::n_runs(llama_seq_id seq_id) {
+    settle_memory(seq_id);
+    return memory_->n_runs(seq_id);
+}
+
 void Engine::adopt(llama_seq_id seq_id, llama_seq_id source, llama_pos n_tokens) {
     settle_memory(seq_id);
     memory_->check_id(source);
@@ -313,7 +319,10 @@ void Engine::adopt(llama_seq_id seq_id, llama_seq_id source, llama_pos n_tokens)
     }
     memory_->adopt(seq_id, source, n_tokens);
     if (is_open(seq_id)) {
-        sequences_[seq_id]->n_past = n_tokens;
+        sequences_[seq_id]->n_past = sequences_[seq_id]->n_gathered = n_tokens;
+    }
+    if (is_open(source)) {
+        sequences_[source]->n_gathered = std::max(sequences_[source]->n_gathered, n_tokens);
     }
 }
 

@@ -113,6 +113,8 @@ public:
     const StepReport & report() const { return report_; }
     // Cells in use, each counted once; tokens held, where memory has no cells. Without the step that runs ahead.
     int64_t used_cells() const { return used_cells_; }
+    // In how many runs of cells next to each other an id lies; 0 where there are no cells. For tests.
+    int64_t n_runs(llama_seq_id seq_id);
 
     // Free the context; later calls throw EngineDownError. The weights go with the last owner of the model. May be called
     // twice, and while a step runs: it is waited for and its outputs are lost. In a forked child nothing is freed.

@@ -16,4 +16,7 @@ namespace llamaserve {
 // that is not made of such cells (recurrent, hybrid, the caches of sparse attention). O(streams).
 std::optional<int64_t> count_used_cells(llama_memory_t memory);
 
+// In how many runs of cells next to each other a sequence lies; nothing for memory without cells.
+std::optional<int64_t> count_runs(llama_memory_t memory, llama_seq_id seq_id);
+
 }  // namespace llamaserve

@@ -94,4 +94,9 @@ int64_t KvMemory::used_cells() const {
     return n_tokens;
 }
 
+int64_t KvMemory::n_runs(llama_seq_id seq_id) const {
+    check_id(seq_id);
+    return count_runs(memory_, llama_id(seq_id)).value_or(0);
+}
+
 }  // namespace llamaserve

@@ -48,6 +48,8 @@ public:
 
     // Cells in use, each counted once; tokens held where there are no cells.
     int64_t used_cells() const;
+    // In how many runs of cells next to each other an id lies; 0 where there are no cells.
+    int64_t n_runs(llama_seq_id seq_id) const;
 
     void clear();
 

@@ -14,6 +14,7 @@ namespace llamaserve {
 struct Sequence {
     std::unique_ptr<RowSampler> sampler;
     llama_pos                   n_past = 0;       // tokens in memory that the caller knows of
+    llama_pos                   n_gathered = 0;   // of these, the first whose cells lie well, or are shared
     std::optional<llama_token>  drawn;            // the last token drawn, not in memory yet
     llama_pos                   n_recompute = 0;  // a resumed sequence without its cells: tokens it had, to be fed again
     std::vector<llama_token>    stop_tokens;      // tokens that end its text as those of the model do
@@ -22,6 +23,16 @@ struct Sequence {
 
     bool stops_at(llama_token token) const {
         return std::find(stop_tokens.begin(), stop_tokens.end(), token) != stop_tokens.end();
+    }
+
+    // Tokens it alone holds whose cells lie between those of others.
+    llama_pos n_scattered() const { return n_past - n_gathered; }
+
+    // Nothing of it is in memory any more, and it can only be closed.
+    void lose_cells(const std::string & why) {
+        n_past = n_gathered = 0;
+        drawn.reset();
+        broken = why;
     }
 
     // Whether the tokens it is fed are some that it had before: nothing is drawn after them.

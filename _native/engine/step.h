@@ -65,6 +65,7 @@ struct StepTime {
     double build  = 0;  // laying out rows and filling the batch
     double decode = 0;  // llama_decode, all calls of the step
     double sample = 0;  // drawing tokens and turning them into bytes
+    double gather = 0;  // putting cells side by side before the step
 };
 
 // About a step as a whole.

@@ -1,5 +1,6 @@
 #include "step_run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 
@@ -26,12 +27,13 @@ const std::vector<PromptPiece> no_pieces;
 
 }  // namespace
 
-StepRun::StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences,
-                 const AbortSwitch & abort, int32_t n_batch, int32_t n_outputs_max, int32_t n_threads)
-    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), abort_(abort), n_outputs_max_(n_outputs_max),
-      n_threads_(n_threads), batch_(n_batch) {
-    entries_.reserve(n_batch);
-    batch_entries_.reserve(n_batch);
+StepRun::StepRun(llama_context * ctx, KvMemory & memory, KvStates & states, const Model & model, Sequences & sequences,
+                 const AbortSwitch & abort, const ContextOptions & options)
+    : ctx_(ctx), memory_(memory), model_(model), sequences_(sequences), abort_(abort),
+      n_outputs_max_(n_outputs_max(model, options)), n_threads_(options.n_threads_batch),
+      runs_(memory, states, sequences, faults_, gathers_cells(memory, options)), batch_(options.n_batch) {
+    entries_.reserve(options.n_batch);
+    batch_entries_.reserve(options.n_batch);
 }
 
 // --- whole steps and halves ---
@@ -104,10 +106,15 @@ bool StepRun::all_rows_go_on() const {
 
 void StepRun::begin(const std::vector<llama_seq_id> & decode, const std::vector<PromptPiece> & pieces) {
     report_ = {};
+    if (runs_.is_due()) {
+        const Stopwatch watch(report_.time.gather);
+        runs_.gather();
+    }
     const Stopwatch watch(report_.time.build);
     entries_.clear();
     outputs_.clear();
     row_starts_.clear();
+    row_is_run_.clear();
     n_tops_.clear();
     outputs_.reserve(decode.size() + pieces.size());
     for (const llama_seq_id seq_id : decode) {
@@ -125,6 +132,7 @@ void StepRun::add_row(llama_seq_id seq_id, const PromptPiece * piece) {
     output.seq_id           = seq_id;
     row_starts_.push_back(owner.n_past);
     n_tops_.push_back(piece == nullptr ? -1 : piece->n_top);
+    row_is_run_.push_back(piece != nullptr && (llama_pos) piece->tokens.size() >= CellRuns::least_run);
     if (!owner.broken.empty()) {
         output.error   = RowError::decode;
         output.message = owner.broken;
@@ -273,10 +281,15 @@ void StepRun::lose(const std::string & why) {
 // Takes over what a good call computed; the logits live until the next call, so rows draw their token now.
 void StepRun::commit() {
     const Stopwatch watch(report_.time.sample);
+    const bool      is_alone = batch_entries_.size() == 1;
     draws_.clear();
     for (size_t i = 0; i < batch_entries_.size(); i++) {
         const Entry & entry        = entries_[batch_entries_[i]];
-        sequence(entry.row).n_past = entry.pos + 1;
+        Sequence &    owner        = sequence(entry.row);
+        owner.n_past               = entry.pos + 1;
+        if (is_alone || row_is_run_[entry.row]) {
+            owner.n_gathered = owner.n_past;
+        }
         if (entry.use == Use::none) {
             continue;
         }
@@ -343,7 +356,8 @@ void StepRun::fail_row(size_t row, RowError error, const std::string & message) 
     }
     // A part of the row may be in memory: the sequence goes back to where it was, so that the row can be tried again.
     if (rewind(outputs_[row].seq_id, row_starts_[row])) {
-        owner.n_past = row_starts_[row];
+        owner.n_past     = row_starts_[row];
+        owner.n_gathered = std::min(owner.n_gathered, owner.n_past);
         return;
     }
     forget(row);
@@ -357,7 +371,7 @@ void StepRun::forget(size_t row) {
     if (lost_.empty()) {
         memory_.trim(outputs_[row].seq_id, 0);
     }
-    sequence(row).n_past = 0;
+    sequence(row).n_past = sequence(row).n_gathered = 0;
     sequence(row).drawn.reset();
 }
 

@@ -11,6 +11,7 @@
 
 #include "abort_switch.h"
 #include "batch.h"
+#include "cell_runs.h"
 #include "faults.h"
 #include "kv_memory.h"
 #include "model.h"
@@ -22,8 +23,8 @@ namespace llamaserve {
 
 class StepRun {
 public:
-    StepRun(llama_context * ctx, KvMemory & memory, const Model & model, Sequences & sequences,
-            const AbortSwitch & abort, int32_t n_batch, int32_t n_outputs_max, int32_t n_threads);
+    StepRun(llama_context * ctx, KvMemory & memory, KvStates & states, const Model & model, Sequences & sequences,
+            const AbortSwitch & abort, const ContextOptions & options);
 
     // The whole step; its outputs and its report are ready afterwards. Does not throw.
     void compute(const StepPlan & plan);
@@ -90,6 +91,7 @@ private:
     size_t          n_outputs_max_;
     int32_t         n_threads_;
     Faults          faults_;
+    CellRuns        runs_;
     std::string     lost_;
 
     // --- the step; the vectors keep their room from one to the next, but for the outputs, which the caller takes ---
@@ -98,6 +100,7 @@ private:
     std::vector<size_t>              batch_entries_;  // batch index -> entry
     std::vector<RowOutput>           outputs_;
     std::vector<llama_pos>           row_starts_;     // row -> tokens its sequence had before the step
+    std::vector<bool>                row_is_run_;     // row -> whether its cells lie side by side by themselves
     std::vector<int32_t>             n_tops_;         // row -> as its piece has it
     std::vector<RowDraw>             draws_;
     const TokenMasks *               masks_ = nullptr;  // of the plan whose tokens are drawn

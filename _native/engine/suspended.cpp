@@ -47,7 +47,7 @@ bool Engine::resume(llama_seq_id seq_id, SuspendedSequence & suspended) {
         return false;
     }
     auto sequence    = std::make_unique<Sequence>(std::move(suspended.sequence));
-    sequence->n_past = (llama_pos) memory_->length(seq_id);
+    sequence->n_past = sequence->n_gathered = (llama_pos) memory_->length(seq_id);
     suspended.state.reset();
     sequences_[seq_id] = std::move(sequence);
     used_cells_        = count_cells();

@@ -95,6 +95,13 @@ class EngineFlags:
     swa_full: Annotated[
         bool, _model("--swa-full", help="Keep every token of a sliding-window model, not only its window.")
     ] = _ENGINE.swa_full
+    gather_cells: Annotated[
+        bool,
+        _model(
+            "--gather-cells/--no-gather-cells",
+            help="Put the KV cells of each running text side by side every few tokens; without a GPU.",
+        ),
+    ] = _ENGINE.gather_cells
     profile: Annotated[
         Profile,
         _model("--profile", help="shared = fastest; parity = a text does not depend on who runs beside it."),
@@ -116,6 +123,7 @@ class EngineFlags:
             use_mlock=self.mlock,
             check_tensors=self.check_tensors,
             swa_full=self.swa_full,
+            gather_cells=self.gather_cells,
             profile=self.profile,
         )
 

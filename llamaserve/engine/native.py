@@ -149,6 +149,7 @@ class NativeEngine:
             flash_attention=_FLASH_ATTENTION[config.flash_attention_mode],
             kv_unified=config.profile is not Profile.PARITY,
             swa_full=config.swa_full,
+            gathers_cells=config.gather_cells,
         )
         _check_memory(model, options)
         engine = _engine.Engine(model, options)

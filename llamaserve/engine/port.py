@@ -151,6 +151,13 @@ class StepTime(NamedTuple):
     """The model's computation."""
     sample: float = 0.0
     """Drawing tokens and turning them into bytes."""
+    gather: float = 0.0
+    """Putting cells of running sequences side by side, before the step; 0 in most steps."""
+
+    @property
+    def of_rows(self) -> float:
+        """What the step's rows took."""
+        return self.build + self.decode + self.sample
 
 
 class StepReport(NamedTuple):

@@ -413,7 +413,7 @@ class Scheduler:
             self._relieve(full, has_purged=bool(step.plan.purge))
         self._counters.decode_tokens += n_decoding - n_failed_rows
         if n_failed == 0:
-            self._model.observe(step.shape, sum(report.time))
+            self._model.observe(step.shape, report.time.of_rows)
         self._watch_failures(n_failed < len(outputs), decode_failure)
 
     def _watch_failures(self, has_success: bool, decode_failure: str | None) -> None:

@@ -87,7 +87,8 @@ class SchedulerStats:
     build_s: float
     decode_s: float
     sample_s: float
-    """Seconds all steps spent filling batches, in the model, and drawing tokens."""
+    gather_s: float
+    """Seconds all steps spent filling batches, in the model, drawing tokens, and putting cells side by side."""
     latencies: LatencySnapshot
     """How long requests and steps took."""
 
@@ -117,6 +118,7 @@ class Counters:
     build_s: float = 0.0
     decode_s: float = 0.0
     sample_s: float = 0.0
+    gather_s: float = 0.0
     used_cells: int = 0
     """The one gauge: the engine tells it between two steps only."""
     latencies: Latencies = field(default_factory=Latencies)
@@ -127,7 +129,8 @@ class Counters:
         self.build_s += time.build
         self.decode_s += time.decode
         self.sample_s += time.sample
-        self.latencies.observe_step(*time)
+        self.gather_s += time.gather
+        self.latencies.observe_step(time.build, time.decode, time.sample)
         self.kv_purges += len(report.purged)
         self.batch_splits += report.n_splits
         self.decode_steps += is_decode
@@ -189,5 +192,6 @@ class Counters:
             build_s=self.build_s,
             decode_s=self.decode_s,
             sample_s=self.sample_s,
+            gather_s=self.gather_s,
             latencies=self.latencies.snapshot(),
         )

@@ -131,7 +131,8 @@ def _step_counters(stats: SchedulerStats) -> Iterator[Metric]:
     seconds = CounterMetricFamily(
         "llamaserve_step_seconds_total", "Seconds all steps took, by part.", labels=["part"], unit="seconds"
     )
-    yield _labelled(seconds, {"build": stats.build_s, "decode": stats.decode_s, "sample": stats.sample_s})
+    parts = {"build": stats.build_s, "decode": stats.decode_s, "sample": stats.sample_s, "gather": stats.gather_s}
+    yield _labelled(seconds, parts)
 
 
 def _reuse_counters(prefix: PrefixCounters) -> Iterator[Metric]:

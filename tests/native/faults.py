@@ -13,12 +13,17 @@ N_TOKENS = 10
 SEQ_IDS = tuple(range(len(PROMPTS)))
 
 
-def inject(engine: NativeEngine, codes: Sequence[int] = (), *, n_failing_rewinds: int = 0) -> None:
-    """The next calls of llama_decode return these codes and compute nothing (0: as usual); so many rewinds fail.
+def inject(
+    engine: NativeEngine, codes: Sequence[int] = (), *, n_failing_rewinds: int = 0, n_failing_returns: int = 0
+) -> None:
+    """The next calls of llama_decode return these codes and compute nothing (0: as usual); so many rewinds fail, and so
+    many sequences whose cells are gathered are lost.
 
     Takes back what runs ahead, and replaces what was injected before.
     """
-    engine._engine.inject_faults(decode_codes=codes, n_failing_rewinds=n_failing_rewinds)
+    engine._engine.inject_faults(
+        decode_codes=codes, n_failing_rewinds=n_failing_rewinds, n_failing_returns=n_failing_returns
+    )
 
 
 def codes_against(bad_row: int, n_rows: int, code: int) -> list[int]:

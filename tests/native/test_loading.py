@@ -48,6 +48,7 @@ def context_options(
         flash_attention=-1,
         kv_unified=kv_unified,
         swa_full=False,
+        gathers_cells=True,
     )
 
 

@@ -70,6 +70,7 @@ def test_an_engine_option_that_cannot_work_is_refused_by_name(name: str, value: 
         ("use_mlock", "no", "True or False"),
         ("check_tensors", None, "True or False"),
         ("swa_full", "false", "True or False"),
+        ("gather_cells", 0, "True or False"),
     ],
 )
 def test_an_engine_option_of_the_wrong_type_is_refused_by_name(name: str, value: object, expected: str) -> None:

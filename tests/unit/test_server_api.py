@@ -645,6 +645,7 @@ def test_every_option_reaches_the_engine_or_the_scheduler(model: Path) -> None:
         "use_mlock": True,
         "check_tensors": True,
         "swa_full": True,
+        "gather_cells": False,
         "profile": Profile.SHARED,
     }
     assert options.keys() == {field.name for field in dataclasses.fields(EngineConfig)} - {"model_path"}

@@ -104,7 +104,7 @@ def test_an_error_of_ours_is_one_line_and_ends_with_1(run: Run) -> None:
 
 def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> None:
     flags = "-m a.gguf -c 4096 -np 8 -b 1024 -ub 256 -t 3 -tb 5 -ngl 7 -fa off --no-mmap --mlock --swa-full"
-    flags += " --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
+    flags += " --no-gather-cells --check-tensors --profile parity --host 0.0.0.0 --port 9000 -a tiny"
     flags += " --max-queue-tokens 9 --no-queue-aging --target-itl 40.5 --max-batch-prefill 2"
     flags += " --max-batch-prefill-tokens 7 --prefill-grant-interval 5"
     flags += " --max-queue-depth 3 --prefill-chunk-size 64 --mixed-step --no-lookahead --preempt-ram 7"
@@ -120,6 +120,7 @@ def test_flags_of_serve_reach_the_configurations(run: Run, fake: FakeParts) -> N
     assert (engine.n_threads, engine.n_threads_batch, engine.n_gpu_layers) == (3, 5, 7)
     assert (engine.flash_attention, engine.profile) == (FlashAttention.OFF, Profile.PARITY)
     assert (engine.use_mmap, engine.use_mlock, engine.swa_full, engine.check_tensors) == (False, True, True, True)
+    assert engine.gather_cells is False
     assert (scheduler.max_queue, scheduler.prefill_chunk, scheduler.mixed_step) == (3, 64, True)
     assert (scheduler.max_queue_tokens, scheduler.queue_aging) == (9, False)
     assert (scheduler.target_itl, scheduler.max_batch_prefill) == (40.5, 2)

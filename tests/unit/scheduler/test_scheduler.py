@@ -988,6 +988,7 @@ def test_stats_say_what_is_going_on() -> None:
         build_s=0.0,
         decode_s=0.0,
         sample_s=0.0,
+        gather_s=0.0,
         latencies=stats.latencies,  # tested below
     )
 
