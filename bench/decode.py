@@ -3,9 +3,9 @@
 Run: make bench-peers, then .venv/bin/python -m bench.decode [--rounds N] [-m MODEL]
 
 Each round starts every server anew and gives all of them the same prompts: distinct ones of 20 token ids, greedy,
-128 tokens each, all streams at once. llamaserve and "llama-server -np 8" have 8 slots; that llama-server gives each of them
-an eighth of the context, with --kv-unified it has the one pool that llamaserve has. "llama-server" is the default with 4
-slots on one pool, so it has no figure for 8 streams.
+128 tokens each, all streams at once, after as many others to warm up. llamaserve and "llama-server -np 8" have 8 slots;
+that llama-server gives each of them an eighth of the context, with --kv-unified it has one pool as llamaserve has.
+"llama-server" is the default with 4 slots on one pool, so it has no figure for 8 streams.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def main() -> None:
             return {n: StreamFigures.of_rate(row.decode_rate, n) for n, row in rows.items()}
         slots = arm.slots or setting.slots
         with serving(arm, setting) as running:
-            warm_up(running, slots, N_PROMPT, vocabulary)
-            return {
-                n: run_streams(running, distinct_prompts(n, N_PROMPT, 100 * round_number + n, vocabulary), n_generated)
-                for n in streams
-                if n <= slots
-            }
+            figures_of = {}
+            for n in (n for n in streams if n <= slots):
+                warm_up(running, n, N_PROMPT, vocabulary)
+                prompts = distinct_prompts(n, N_PROMPT, 100 * round_number + n, vocabulary)
+                figures_of[n] = run_streams(running, prompts, n_generated)
+            return figures_of
 
     results = alternate(ARMS, options.rounds, run_one)
     require_equal_alone(results)

@@ -6,11 +6,14 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from llamaserve.errors import BadRequest, UnknownOption, shown
 from llamaserve.grammar.spec import GrammarKind, GrammarSpec
 from llamaserve.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -123,6 +126,11 @@ def read_options(options: RequestOptions) -> ReadOptions:
         logprobs=options.get("logprobs"),
         prompt_logprobs=options.get("prompt_logprobs"),
     )
+
+
+def check_options(**options: Unpack[RequestOptions]) -> None:
+    """Raises what ``read_options`` raises."""
+    read_options(options)
 
 
 def _stop_tokens(tokens: object) -> tuple[int, ...]:

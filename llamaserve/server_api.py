@@ -75,7 +75,7 @@ class Server:
         return self._service
 
     def close(self) -> None:
-        """Fail what runs, free the model. May be called twice."""
+        """Fail what runs, free the context. May be called twice. The weights go with this object."""
         self._service.close()
 
     def __enter__(self) -> Self:
@@ -108,7 +108,7 @@ class Server:
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; bytes that are no character become U+FFFD. ``special`` writes control tokens out.
         Raises BadToken."""
-        vocab, token_ids = self._service.vocab, _token_ids(tokens)
+        vocab, token_ids = self._service.vocab, _token_ids(tokens, "tokens must be a sequence of token ids")
         for token in (min(token_ids, default=0), max(token_ids, default=0)):
             if not 0 <= token < vocab.n_tokens:  # also those no C integer holds
                 raise BadToken(token, vocab.n_tokens, "tokens")
@@ -308,14 +308,16 @@ def _enum(kind: type[EnumT], name: str, value: object) -> EnumT:
         raise ConfigError(f"{name} is {shown(value)}: it must be one of {allowed}") from None
 
 
-def _token_ids(tokens: Sequence[int]) -> list[int]:
+def _token_ids(
+    tokens: Sequence[int], otherwise: str = "the prompt must be a text or a sequence of token ids"
+) -> list[int]:
     """Plain ints; anything that is an integer is taken, as from numpy. Raises BadRequest."""
     if isinstance(tokens, (bytes, bytearray)):  # a sequence of ints, but never meant as token ids
-        raise BadRequest("the prompt must be a text or a sequence of token ids, not bytes", "prompt")
+        raise BadRequest(f"{otherwise}, not bytes", "prompt")
     try:
         return [operator.index(token) for token in tokens]
     except TypeError:
-        raise BadRequest("the prompt must be a text or a sequence of token ids", "prompt") from None
+        raise BadRequest(otherwise, "prompt") from None
 
 
 def _check_text(text: object) -> None:

@@ -176,7 +176,7 @@ class Service:
         self._thread = SchedulerThread(engine, config, self._delivery.deliver, prefixes, clock=clock)
         self._delivery.cancel = self._thread.cancel
         # Not a method of this object: the finalizer must not keep it alive.
-        self._finalizer = weakref.finalize(self, self._thread.close)
+        self._finalizer = weakref.finalize(self, _end, self._thread, self._delivery)
 
     @property
     def model_name(self) -> str:
@@ -329,10 +329,10 @@ class Service:
 
     def close(self) -> None:
         """Fail what runs with EngineDown, end the thread, shut the engine down. Blocks until that is done; may be
-        called twice, and from several threads."""
+        called twice, and from several threads. The weights go with this object."""
         self._finalizer.detach()
         self._grammars.close()
-        self._thread.close()
+        _end(self._thread, self._delivery)
 
     def _begin(
         self,
@@ -364,3 +364,9 @@ class Service:
             # In this order: once the id is free it may be another request's.
             self._thread.cancel(request_id)
             self._delivery.remove(request_id)
+
+
+def _end(thread: SchedulerThread, delivery: _Delivery) -> None:
+    """Close the thread. The two know each other no more: else the weights would stay until garbage is collected."""
+    thread.close()
+    delivery.cancel = None

@@ -68,14 +68,14 @@ void TokenRules::check_leaves_a_token(const Model & model, const std::vector<lla
     if (allowed_.empty()) {
         check("logit_bias", "a ban on all " + std::to_string(model.n_vocab()) + " tokens");
     } else {
-        check("allowed_token_ids", "a list of " + std::to_string(allowed_.size()) + " tokens that are all forbidden");
+        check("allowed_token_ids", std::to_string(allowed_.size()) + " tokens, all forbidden");
     }
     for (const std::vector<llama_token> & word : bad_words_) {
         if (word.size() == 1 || !allowed_.empty()) {
             may_draw[word.back()] = false;
         }
     }
-    check("bad_words", "a ban on every token that may be drawn");
+    check("bad_words", "a ban on every token left");
     for (const llama_token token : ends_) {
         may_draw[token] = false;
     }

@@ -40,7 +40,7 @@ from llamaserve.cli.terminal import read_prompt, reader_of_lines
 from llamaserve.config import CacheConfig, SchedulerConfig
 from llamaserve.errors import BadTemplate, LlamaServeError
 from llamaserve.models import DEFAULT_MODEL, model_name
-from llamaserve.request_options import DEFAULT_MAX_TOKENS
+from llamaserve.request_options import DEFAULT_MAX_TOKENS, check_options
 from llamaserve.server_api import Server
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
@@ -124,6 +124,7 @@ def chat(
 ) -> None:
     """Talk with a model; /exit or Ctrl-D ends, Ctrl-C stops an answer."""
     limit = max_tokens(predict)
+    check_options(stop=stop or (), **sampling.options)  # what cannot work is said before anything is loaded
     with _open_server(_parts(ctx), model, engine) as server:
         conversation = Conversation(
             server,
@@ -134,9 +135,12 @@ def chat(
             out=sys.stdout,
             notices=sys.stderr,
         )
-        if sys.stdin.isatty():
+        is_interactive = sys.stdin.isatty()
+        if is_interactive:
             conversation.introduce(server.service.model_name)
         conversation.run(reader_of_lines(sys.stdin))
+    if conversation.has_failed and not is_interactive:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -153,6 +157,7 @@ def complete(
 ) -> None:
     """Continue a text; only what the model adds goes to standard output."""
     limit = max_tokens(predict)
+    check_options(stop=stop or (), **sampling.options)
     text = read_prompt(sys.stdin) if prompt == "-" else prompt
     with (
         _open_server(_parts(ctx), model, engine) as server,

@@ -43,6 +43,8 @@ class Conversation:
         self._out = out
         self._notices = notices
         self.messages: list[dict[str, str]] = []
+        self.has_failed = False
+        """Whether some message could not be answered."""
         self.clear()
 
     def clear(self) -> None:
@@ -89,10 +91,12 @@ class Conversation:
             notice = "stopped"
         except PromptTooLong as error:
             notice = f"the conversation does not fit: {error.n_prompt} tokens of {error.n_ctx}; {CLEAR_HINT}"
+            self.has_failed = True
         except EngineError:
             raise
         except LlamaServeError as error:
             notice = str(error)
+            self.has_failed = True
         if answer:
             self._out.write("\n")
             self._out.flush()

@@ -62,7 +62,15 @@ ModelFlag = Annotated[str, _model("--model", "-m", help=MODEL_HELP)]
 class EngineFlags:
     """How the model is loaded."""
 
-    ctx_size: Annotated[int, _model("--ctx-size", "-c", min=1, help="Tokens over all slots.")] = _ENGINE.n_ctx
+    ctx_size: Annotated[
+        int,
+        _model(
+            "--ctx-size",
+            "-c",
+            min=1,
+            help="Tokens over all slots; rounded up to a multiple of 256, in the parity profile for each slot.",
+        ),
+    ] = _ENGINE.n_ctx
     batch_size: Annotated[int, _model("--batch-size", "-b", min=1, help="Most tokens in a step.")] = _ENGINE.n_batch
     ubatch_size: Annotated[
         int, _model("--ubatch-size", "-ub", min=1, help="Most tokens computed at once inside a step.")

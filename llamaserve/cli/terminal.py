@@ -12,16 +12,12 @@ import typer
 
 def read_prompt(stdin: TextIO) -> str:
     """All of standard input, which must be UTF-8 whatever the locale. Raises typer.BadParameter."""
-    try:
-        return stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(
-            f"standard input is not UTF-8: {error.reason} at byte {error.start}", param_hint="PROMPT"
-        ) from error
+    return _decoded(stdin.buffer.read(), "standard input")
 
 
 def reader_of_lines(stdin: TextIO) -> Callable[[], str]:
-    """Reads the user's lines: with editing and history on a terminal, plain from a pipe. Raises EOFError at the end."""
+    """Reads the user's lines: with editing and history on a terminal, plain from a pipe, which must be
+    UTF-8 whatever the locale. What is returned raises EOFError at the end, and typer.BadParameter."""
     if stdin.isatty():
         with contextlib.suppress(ImportError):
             importlib.import_module("readline")  # gives input() editing; some Pythons have none
@@ -30,7 +26,14 @@ def reader_of_lines(stdin: TextIO) -> Callable[[], str]:
 
 
 def _next_line(stdin: TextIO) -> str:
-    line = stdin.readline()
+    line = stdin.buffer.readline()
     if not line:
         raise EOFError
-    return line
+    return _decoded(line, "a line of standard input")
+
+
+def _decoded(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from error

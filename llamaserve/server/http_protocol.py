@@ -17,12 +17,16 @@ logger = logging.getLogger("llamaserve.http")
 
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's line and headers; what the system hands over in one piece may be a little more."""
+"""Of a request's line and headers."""
 MAX_FRAMING = 16
 """Bytes of chunk sizes and trailers for each byte of the body, beyond ``MAX_HEAD_BYTES``; chunks of one byte need 5."""
 
 
-class _TooManyHeaders(Exception):
+HEADER_FRAMING = 4
+"""Bytes around a header's name and value."""
+
+
+class _HeadTooLarge(Exception):
     """Ends the parsing of a request."""
 
 
@@ -38,6 +42,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _n_received = 0
     """Bytes since the request began, but for those that came in one piece with its beginning."""
     _n_body = 0
+    _n_head = 0
+    """Bytes of the request's address and headers."""
     _is_head_too_large = False
 
     @property
@@ -61,15 +67,24 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """A request begins."""
         self._n_messages += 1
         self._is_in_head = self._is_in_message = True
-        self._n_received = self._n_body = 0
+        self._n_received = self._n_body = self._n_head = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the address."""
+        self._count_head(len(url))
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or trailer."""
-        if len(self.headers) >= MAX_HEADERS:
-            self._is_head_too_large = True
-            raise _TooManyHeaders
+        self._count_head(len(name) + len(value) + HEADER_FRAMING, is_too_large=len(self.headers) >= MAX_HEADERS)
         super().on_header(name, value)
+
+    def _count_head(self, n_bytes: int, *, is_too_large: bool = False) -> None:
+        self._n_head += n_bytes
+        if is_too_large or self._n_head > MAX_HEAD_BYTES:
+            self._is_head_too_large = True
+            raise _HeadTooLarge
 
     def on_headers_complete(self) -> None:
         """The head is over."""

@@ -39,6 +39,7 @@ class ServiceLoader:
         self._service: Service | None = None
         self._why_down = "the model is still loading"
         self._is_closing = False
+        self._is_abandoned = False
 
     def start(self) -> None:
         """Begin to load."""
@@ -56,6 +57,8 @@ class ServiceLoader:
 
         May be called several times.
         """
+        if self._is_abandoned:
+            return
         with self._lock:
             self._is_closing = True
         self._why_down = "the server is shutting down"
@@ -66,6 +69,10 @@ class ServiceLoader:
         service, self._service = self._service, None
         if service is not None:
             service.close()
+
+    def abandon(self) -> None:
+        """Wait for the load and the service no more: the process ends, whatever they do."""
+        self._is_abandoned = True
 
     def _run(self) -> None:
         try:

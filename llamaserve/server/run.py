@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -39,7 +41,7 @@ def run_server(
 ) -> None:
     """Serve until SIGINT or SIGTERM, then only what was taken before, for at most ``config.drain_timeout_s``; what runs
     still ends with an error event then, and the function returns. A second signal cuts that time short, a third one
-    does not even wait for the events.
+    does not even wait for the events. Further ones, also after the return, are ignored: the process is about to end.
 
     ``load`` runs on a thread of its own, and so does ``on_ready``, with the service and the server's URL, once the
     model is loaded. ``cancel_load`` is called when the server must stop before that; it should make ``load`` return or
@@ -145,6 +147,15 @@ class _Server(uvicorn.Server):
         else:
             self.force_exit = True
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Between the end of the server and that of the process, one more signal is no reason for another exit code."""
+        with super().capture_signals():
+            yield
+        if threading.current_thread() is threading.main_thread():
+            for sig in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(sig, signal.SIG_IGN)
+
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second; whether to go over to ``shutdown``."""
         await super().on_tick(counter)  # keeps the Date header right
@@ -160,12 +171,15 @@ class _Server(uvicorn.Server):
         self._is_closing = True
         self._begin_drain()
         if not await self._close_service():
-            self.force_exit = True  # else uvicorn would wait for the same again
+            self.force_exit = True
+            self._loader.abandon()  # else the end of the application would wait for the same again
         # Before uvicorn's own time is over: it would cancel the requests, with a traceback for each.
         grace_s = HURRY_S if self._must_hurry else GRACE_S
         cutting = asyncio.get_running_loop().call_later(grace_s, self._cut_connections)
         await super().shutdown(sockets)
         cutting.cancel()
+        if self.force_exit:  # uvicorn left it out, and would cancel it with a traceback
+            await self.lifespan.shutdown()
 
     def _begin_drain(self) -> None:
         if self._drain.is_draining:

@@ -163,6 +163,7 @@ def test_best_of_says_why_it_is_not_done(own_server: Served) -> None:
     error = own_server.complete(PROMPT, n=2, best_of=4).json()["error"]
     assert error["param"] == "best_of"
     assert "can only be n, which is 2" in error["message"]
+    assert own_server.complete(PROMPT, n=2, best_of=0).json()["error"]["param"] == "best_of"
     assert own_server.complete(PROMPT, n=2, best_of=2).status_code == 200
 
 

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 
 import httpx
 import pytest
@@ -181,6 +182,19 @@ try:
 except ModelLoad as error:
     sys.exit(f"error: {error}")
 """
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.05, 0.1, 0.2, 0.3, 0.5])
+@pytest.mark.parametrize("n_signals", [2, 3])
+def test_more_signals_than_needed_are_no_failure(gap_s: float, n_signals: int) -> None:
+    """Whenever they come: no traceback, and the same exit code."""
+    with server_process(SERVER, "ready") as process:
+        first_line(process)
+        for _ in range(n_signals):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(gap_s)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (0, "")
 
 
 def test_a_body_that_is_still_on_its_way_does_not_hold_up_the_end() -> None:

@@ -91,6 +91,23 @@ def test_a_head_without_end_is_refused_as_soon_as_it_is_too_large(served: Served
     assert served.complete().status_code == 200
 
 
+@pytest.mark.parametrize("n_bytes", [MAX_HEAD_BYTES + 500, 2 * MAX_HEAD_BYTES])
+@pytest.mark.parametrize("where", ["a header", "the address"])
+def test_a_whole_head_that_is_too_large_is_refused_however_it_arrives(served: Served, n_bytes: int, where: str) -> None:
+    filling = b"y" * n_bytes
+    sent = b"GET /health HTTP/1.1\r\nHost: x\r\nx: " + filling + b"\r\n\r\n"
+    if where == "the address":
+        sent = b"GET /health?" + filling + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+    status, error, _ = answer_to(served, iter([sent]))
+    assert (status, str(MAX_HEAD_BYTES) in error["message"]) == (431, True)
+
+
+def test_a_head_just_within_the_limit_is_taken(served: Served) -> None:
+    with connection(served) as opened:
+        opened.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nx: " + b"y" * (MAX_HEAD_BYTES - 100) + b"\r\n\r\n")
+        assert opened.recv(1000).startswith(b"HTTP/1.1 200")
+
+
 def test_as_many_headers_as_allowed_are_taken_and_one_more_is_not(served: Served) -> None:
     assert MAX_HEADERS >= 100, "clients and proxies add some"
 

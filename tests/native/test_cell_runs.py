@@ -168,6 +168,20 @@ def test_a_sequence_lost_while_a_step_runs_ahead_fails_alone(load: LoadEngine, d
         assert start(engine, seq_id, PROMPTS[seq_id]).token is not None
 
 
+def test_a_sequence_lost_while_others_run_fails_with_its_next_row(load: LoadEngine, dense_model: Path) -> None:
+    engine = load(dense_model)
+    for seq_id in (0, 1, 2):
+        start(engine, seq_id, PROMPTS[seq_id])
+    decode(engine, (0, 1, 2), 20)
+    decode(engine, (1, 2), MOST_SCATTERED - 20)
+    inject(engine, n_failing_returns=1)
+    decode(engine, (1, 2), 1)
+    (lost,) = engine.step(StepPlan(decode=[0]))
+    assert lost.error is RowError.DECODE
+    assert "its cells could not be put back" in lost.message
+    decode(engine, (1, 2), 5)
+
+
 @pytest.mark.parametrize(
     "options",
     [{"gather_cells": False}, {"flash_attention": FlashAttention.OFF}, {"profile": Profile.PARITY}],

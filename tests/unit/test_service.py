@@ -624,6 +624,22 @@ def test_a_service_that_never_served_closes() -> None:
     assert engine.is_shut_down
 
 
+def test_a_closed_service_frees_its_engine_without_a_garbage_collection() -> None:
+    """The weights of one model must go before the next comes."""
+    engine = FakeEngine()
+    gone = weakref.ref(engine)
+    service = serve(engine)
+    list(service.stream_sync(request()))
+    gc.collect()
+    gc.disable()
+    try:
+        service.close()
+        del engine, service
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_forgotten_service_is_closed_when_it_is_collected() -> None:
     engine = FakeEngine()
     service = serve(engine)

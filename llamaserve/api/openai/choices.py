@@ -21,7 +21,7 @@ def choices_per_prompt(body: GenerationBody) -> int:
     n: int = getattr(body, name) if getattr(body, name) is not None else 1
     if not 1 <= n <= MAX_CHOICES:
         raise BadRequest(f"{name} is {shown(n)}: it must be a whole number from 1 to {MAX_CHOICES}", name)
-    if body.best_of and body.best_of != n:
+    if body.best_of is not None and body.best_of != n:
         raise BadRequest(
             f"best_of is {shown(body.best_of)}: this server returns every choice it computes, so it can only be n, "
             f"which is {n}; leave it out",

@@ -415,6 +415,34 @@ def test_a_prompt_longer_than_the_context_names_both(run: Run, fake: FakeParts) 
     assert "the prompt has 22 tokens" in ended.err
 
 
+@pytest.mark.parametrize("command", [["chat"], ["complete", "hi"]], ids=["chat", "complete"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["--temp", "-3"], "temperature is -3.0"), (["--stop", ""], "stop"), (["--top-p", "7"], "top_p is 7.0")],
+)
+def test_sampling_that_cannot_work_is_refused_before_the_model_is_loaded(
+    run: Run, fake: FakeParts, command: list[str], flags: list[str], message: str
+) -> None:
+    ended = run(*command, *flags)
+    assert (ended.code, ended.out) == (1, "")
+    assert message in ended.err
+    assert fake.engine_configs == []
+
+
+def test_a_piped_chat_that_could_not_answer_says_so_by_its_exit_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_stdin(monkeypatch, b"x" * 100_000 + b"\n")
+    ended = run("chat")
+    assert (ended.code, ended.out) == (1, "")
+    assert "does not fit" in ended.err
+
+
+def test_a_piped_chat_must_be_utf_8(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    give_stdin(monkeypatch, "héllo\n".encode() + b"a \xff\n")
+    ended = run("chat")
+    assert ended.code == 2
+    assert "a line of standard input is not UTF-8: invalid start byte at byte 2" in ended.err
+
+
 @pytest.mark.parametrize("command", [["complete", "hi"], ["info"], ["pull"], ["chat"], ["--version"]])
 def test_output_that_cannot_be_written_ends_with_1_and_one_line(
     run: Run, fake: FakeParts, monkeypatch: pytest.MonkeyPatch, command: list[str]
