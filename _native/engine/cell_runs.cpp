@@ -14,6 +14,9 @@ CellRuns::CellRuns(KvMemory & memory, KvStates & states, Sequences & sequences, 
     : memory_(memory), states_(states), sequences_(sequences), faults_(faults), is_on_(is_on) {}
 
 void CellRuns::gather() {
+    if (!is_on_) {
+        return;
+    }
     moves_.clear();
     copy_out();
     if (moves_.size() > 1) {  // one alone would come back to where it was, between cells that stay

@@ -33,7 +33,7 @@ public:
 
     // Whether some sequence has decoded so many tokens beside others that they should be gathered.
     bool is_due() const;
-    // Gathers what all of them decoded in turn. A sequence whose cells cannot be put back is cleared, and broken.
+    // Gathers what all of them decoded in turn, if it is switched on. A sequence whose cells cannot be put back is cleared, and broken.
     void gather();
 
 private:

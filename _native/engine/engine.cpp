@@ -317,6 +317,9 @@ void Engine::adopt(llama_seq_id seq_id, llama_seq_id source, llama_pos n_tokens)
             throw EngineError("sequence " + std::to_string(seq_id) + " has drawn a token already");
         }
     }
+    if (is_open(source)) {
+        run_->gather_before_sharing(*sequences_[source], n_tokens);
+    }
     memory_->adopt(seq_id, source, n_tokens);
     if (is_open(seq_id)) {
         sequences_[seq_id]->n_past = sequences_[seq_id]->n_gathered = n_tokens;

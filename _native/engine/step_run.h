@@ -26,6 +26,13 @@ public:
     StepRun(llama_context * ctx, KvMemory & memory, KvStates & states, const Model & model, Sequences & sequences,
             const AbortSwitch & abort, const ContextOptions & options);
 
+    // What others are about to hold too stays where it is from then on: have it lie well before.
+    void gather_before_sharing(const Sequence & source, llama_pos n_tokens) {
+        if (n_tokens - source.n_gathered >= CellRuns::least_run) {
+            runs_.gather();
+        }
+    }
+
     // The whole step; its outputs and its report are ready afterwards. Does not throw.
     void compute(const StepPlan & plan);
 

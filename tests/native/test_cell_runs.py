@@ -113,13 +113,17 @@ def test_cells_that_others_have_too_stay(load: LoadEngine, dense_model: Path) ->
     for seq_id in (0, 1):
         start(engine, seq_id, PROMPTS[seq_id])
     decode(engine, (0, 1), MOST_SCATTERED - 1)
+    assert n_runs(engine, 0) == MOST_SCATTERED
     n_shared = engine.length(0)
-    engine.adopt(100, 0, n_shared)
     n_used = engine.used_cells()
+    engine.adopt(100, 0, n_shared)
+    assert engine.used_cells() == n_used
+    assert n_runs(engine, 0) == n_runs(engine, 100) == 2  # gathered before they were shared
     decode(engine, (0, 1), MOST_SCATTERED + 2)
     assert engine.used_cells() == n_used + 2 * (MOST_SCATTERED + 2)
     engine.close(0)
     assert engine.length(100) == n_shared
+    assert n_runs(engine, 100) == 2
     engine.adopt(0, 100, n_shared)
     assert engine.used_cells() == n_shared + engine.length(1)
 
