@@ -38,10 +38,11 @@ def run_server(
     *,
     on_ready: Callable[[Service, str], None],
     cancel_load: Callable[[], None] | None = None,
+    ends_process: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then only what was taken before, for at most ``config.drain_timeout_s``; what runs
     still ends with an error event then, and the function returns. A second signal cuts that time short, a third one
-    does not even wait for the events. Further ones, also after the return, are ignored: the process is about to end.
+    does not even wait for the events. With ``ends_process`` further ones stay ignored after the return.
 
     ``load`` runs on a thread of its own, and so does ``on_ready``, with the service and the server's URL, once the
     model is loaded. ``cancel_load`` is called when the server must stop before that; it should make ``load`` return or
@@ -84,6 +85,7 @@ def run_server(
             loader,
             drain,
             config.drain_timeout_s,
+            ends_process=ends_process,
         )
         server.run(sockets=[listener])
     if failures:
@@ -128,8 +130,17 @@ class _Server(uvicorn.Server):
     service ends and with it what still ran; then uvicorn's own shutdown.
     """
 
-    def __init__(self, config: uvicorn.Config, loader: ServiceLoader, drain: Drain, drain_timeout_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        loader: ServiceLoader,
+        drain: Drain,
+        drain_timeout_s: float,
+        *,
+        ends_process: bool,
+    ) -> None:
         super().__init__(config)
+        self._ends_process = ends_process
         self._loader = loader
         self._drain = drain
         self._drain_timeout_s = drain_timeout_s
@@ -152,7 +163,7 @@ class _Server(uvicorn.Server):
         """Between the end of the server and that of the process, one more signal is no reason for another exit code."""
         with super().capture_signals():
             yield
-        if threading.current_thread() is threading.main_thread():
+        if self._ends_process and threading.current_thread() is threading.main_thread():
             for sig in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(sig, signal.SIG_IGN)
 

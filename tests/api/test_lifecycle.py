@@ -178,7 +178,13 @@ def load():
     return Service(FakeEngine(n_ctx=64_000, step_s=0.002), None, SchedulerConfig(), "fake")
 
 try:
-    run_server(load, HttpConfig(port=0), on_ready=lambda _, url: print(url, flush=True), cancel_load=cancelled.set)
+    run_server(
+        load,
+        HttpConfig(port=0),
+        on_ready=lambda _, url: print(url, flush=True),
+        cancel_load=cancelled.set,
+        ends_process=True,
+    )
 except ModelLoad as error:
     sys.exit(f"error: {error}")
 """

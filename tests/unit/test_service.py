@@ -629,7 +629,7 @@ def test_a_closed_service_frees_its_engine_without_a_garbage_collection() -> Non
     engine = FakeEngine()
     gone = weakref.ref(engine)
     service = serve(engine)
-    list(service.stream_sync(request()))
+    list(service.stream_blocking(request()))
     gc.collect()
     gc.disable()
     try:
