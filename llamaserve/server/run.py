@@ -161,11 +161,11 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Between the end of the server and that of the process, one more signal is no reason for another exit code."""
-        with super().capture_signals():
-            yield
         if self._ends_process and threading.current_thread() is threading.main_thread():
             for sig in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(sig, signal.SIG_IGN)
+                signal.signal(sig, signal.SIG_IGN)  # what uvicorn restores in the end
+        with super().capture_signals():
+            yield
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second; whether to go over to ``shutdown``."""
