@@ -17,7 +17,6 @@ void CellRuns::gather() {
     if (!is_on_) {
         return;
     }
-    moves_.clear();
     copy_out();
     if (moves_.size() > 1) {  // one alone would come back to where it was, between cells that stay
         free_cells();
@@ -54,7 +53,8 @@ void CellRuns::free_cells() {
 void CellRuns::put_back() {
     for (const Move & move : moves_) {
         if (faults_.next_return_fails() || !states_.restore(move.seq_id, *move.cells)) {
-            sequences_[move.seq_id]->lose_cells("its cells could not be put back after they were gathered");
+            sequences_[move.seq_id]->forget();
+            sequences_[move.seq_id]->broken = "its cells could not be put back after they were gathered";
             memory_.trim(move.seq_id, 0);
         }
     }

@@ -1,4 +1,4 @@
-// Keeps the cells of a sequence side by side. Worker thread only, between two calls of llama_decode.
+// Keeps the cells of a sequence side by side. One thread at a time, between two calls of llama_decode.
 //
 // llama.cpp gives every token of a batch the next free cell, so sequences that decode together have theirs in turn:
 // A B C A B C. Attention looks at one sequence's cells at a time, and a CPU does not fetch ahead what lies so far apart: a
@@ -33,7 +33,8 @@ public:
 
     // Whether some sequence has decoded so many tokens beside others that they should be gathered.
     bool is_due() const;
-    // Gathers what all of them decoded in turn, if it is switched on. A sequence whose cells cannot be put back is cleared, and broken.
+    // Gathers what all of them decoded in turn, if it is switched on. A sequence whose cells cannot be put back is cleared,
+    // and broken.
     void gather();
 
 private:

@@ -28,11 +28,10 @@ struct Sequence {
     // Tokens it alone holds whose cells lie between those of others.
     llama_pos n_scattered() const { return n_past - n_gathered; }
 
-    // Nothing of it is in memory any more, and it can only be closed.
-    void lose_cells(const std::string & why) {
+    // Nothing of it is in memory any more.
+    void forget() {
         n_past = n_gathered = 0;
         drawn.reset();
-        broken = why;
     }
 
     // Whether the tokens it is fed are some that it had before: nothing is drawn after them.

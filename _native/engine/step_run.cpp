@@ -371,8 +371,7 @@ void StepRun::forget(size_t row) {
     if (lost_.empty()) {
         memory_.trim(outputs_[row].seq_id, 0);
     }
-    sequence(row).n_past = sequence(row).n_gathered = 0;
-    sequence(row).drawn.reset();
+    sequence(row).forget();
 }
 
 void StepRun::fail_range(size_t begin, size_t end, const std::string & message) {

@@ -26,7 +26,8 @@ public:
     StepRun(llama_context * ctx, KvMemory & memory, KvStates & states, const Model & model, Sequences & sequences,
             const AbortSwitch & abort, const ContextOptions & options);
 
-    // What others are about to hold too stays where it is from then on: have it lie well before.
+    // What others are about to hold too stays where it is from then on: have it lie well before. The caller's thread, while
+    // the worker has nothing to do.
     void gather_before_sharing(const Sequence & source, llama_pos n_tokens) {
         if (n_tokens - source.n_gathered >= CellRuns::least_run) {
             runs_.gather();

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from jsonschema.validators import validator_for
@@ -96,9 +97,11 @@ def test_an_answer_with_tools_and_a_schema_calls_one_or_is_an_instance(server: S
 
 
 def test_a_neighbour_is_not_restricted(server: Server) -> None:
-    """S39"""
+    """S39: greedy, alone and beside one that is."""
+    asked: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "cache_prompt": False}
+    alone = server.generate("The capital of France is", **asked).text
     with ThreadPoolExecutor(2) as threads:
-        beside = threads.submit(server.generate, "The capital of France is", max_tokens=12, temperature=0)
+        beside = threads.submit(server.generate, "The capital of France is", **asked)
         other = threads.submit(server.generate, "Say x:", grammar='root ::= "x"+', max_tokens=12, temperature=0)
         assert set(other.result().text) == {"x"}
-        assert "Paris" in beside.result().text
+        assert beside.result().text == alone
